@@ -1,5 +1,6 @@
-//! The life of one agent: started, ready, in and out of turns, gone. It runs as one task on its end of a local link and
-//! takes commands while a turn runs, so that a cancel, a steer, an answer or a kill reaches the turn at once.
+//! The task that owns one agent: starts it, runs its turns, and ends it. The task sits at the agent's end of a local
+//! link and handles commands while a turn runs, so that a cancel, a steer, an answer or a kill reaches the turn at
+//! once.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,39 +23,39 @@ use crate::drivers::RunningAgent;
 use crate::meter::TurnMeter;
 use crate::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 
-/// How long what a turn started has to end by itself, once the turn is over and was to be stopped.
+/// How long processes that a stopped turn started have to exit by themselves.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
 
-/// Around an agent: what it may need of its worker.
+/// What an agent's task needs from its worker.
 #[derive(Debug)]
 pub(crate) struct AgentContext {
-    /// What it starts; `None` for an agent that starts nothing.
+    /// The processes the agent starts; `None` for an agent that starts none.
     pub(crate) agent_processes: Option<Arc<AgentProcesses>>,
-    /// Whether a daemon is attached; `None` if there can be none, and so nobody but the agent counts.
+    /// Whether a daemon is attached. `None` if there can be none, as in an executor: then no limits are enforced here.
     pub(crate) endpoint_status: Option<watch::Receiver<WorkerEndpointStatus>>,
-    /// How its worker asks it to rest.
+    /// How the worker asks the agent to stop when it is idle.
     pub(crate) control: Arc<AgentControl>,
 }
 
-/// What a worker and its agent's task tell each other past the link.
+/// Signals between a worker and its agent's task that do not go through the link.
 #[derive(Debug, Default)]
 pub(crate) struct AgentControl {
     rest_requested: Notify,
     rested: Notify,
     keeper_lost: Notify,
-    /// What the turn under way has used.
+    /// What the running turn has used.
     meter: Mutex<Option<Arc<TurnMeter>>>,
 }
 
 impl AgentControl {
-    /// Asks an agent without a turn to stop, and waits for it; not longer than `limit`.
+    /// Asks an idle agent to stop, and waits for it for at most `limit`.
     pub(crate) async fn request_rest(&self, limit: Duration) {
         self.rest_requested.notify_one();
-        // One that takes longer is ended with everything else.
+        // An agent that takes longer is killed when its processes are swept.
         let _rested = tokio::time::timeout(limit, self.rested.notified()).await;
     }
 
-    /// How long the turn under way has run.
+    /// How long the running turn has taken so far.
     pub(crate) fn run_time(&self) -> Option<Duration> {
         self.lock_meter().as_ref().map(|meter| meter.run_time())
     }
@@ -63,42 +64,41 @@ impl AgentControl {
         self.meter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The agent has stopped: the worker takes the rest from here, and its task with it.
+    /// Tells the worker that the agent has stopped. Never returns: the worker drops the agent's task.
     async fn report_rested<T>(&self) -> T {
         self.rested.notify_one();
         std::future::pending().await
     }
 
-    /// Resolves when the agent's task found that its keeper is of no use.
+    /// Resolves when the agent's task finds that its keeper is lost.
     pub(crate) async fn keeper_lost(&self) {
         self.keeper_lost.notified().await;
     }
 }
 
-/// The life of one agent, from its start to its end. When it comes back, nothing of the agent and its last turn is left;
-/// it does not while there is something that earlier turns left on purpose and a worker to hold it, nor when the keeper
-/// is gone: then its worker ends it.
+/// Runs one agent from its start to its end. When this returns, the agent and the processes of its last turn are gone.
+/// It does not return while earlier turns have left processes on purpose and a worker can hold them, nor when the
+/// keeper is lost: in both cases the worker drops the task.
 pub(crate) async fn run_agent(
     kind: AgentKind,
     spec: Box<AgentSpec>,
-    around: AgentContext,
-    end: AgentEndpoint,
+    context: AgentContext,
+    link_end: AgentEndpoint,
 ) -> AgentExitReason {
-    let AgentContext { agent_processes: below, endpoint_status: seat, control: leash } = around;
-    let mut life =
-        AgentTask { spec, agent_processes: below, endpoint_status: seat, link_end: end, last_run: None };
-    match life.run(kind, &leash).await {
-        Ok(gone) => gone,
+    let AgentContext { agent_processes, endpoint_status, control } = context;
+    let mut task = AgentTask { spec, agent_processes, endpoint_status, link_end, last_run: None };
+    match task.run(kind, &control).await {
+        Ok(reason) => reason,
         Err(AgentTaskError::Closed(LinkClosed)) => AgentExitReason::Stopped,
         Err(AgentTaskError::KeeperLost(KeeperLostError)) => {
-            // Only the worker can find what the keeper lost; it ends this task when it has.
-            leash.keeper_lost.notify_one();
+            // Only the worker can find the processes of a dead keeper. It drops this task when it has ended them.
+            control.keeper_lost.notify_one();
             std::future::pending().await
         }
     }
 }
 
-/// Why a life cannot go on as it should.
+/// Why the task cannot go on.
 #[derive(Debug, thiserror::Error)]
 enum AgentTaskError {
     #[error(transparent)]
@@ -107,12 +107,12 @@ enum AgentTaskError {
     KeeperLost(#[from] KeeperLostError),
 }
 
-/// How a turn came to its end.
+/// How a turn ended.
 #[derive(Debug)]
 enum TurnCompletion {
-    /// By itself, or because it was asked to.
+    /// By itself, or because it was cancelled.
     ByItself(DriverTurnEnd),
-    /// It was given no more time.
+    /// It did not stop in time.
     Killed,
 }
 
@@ -122,21 +122,20 @@ struct AgentTask {
     agent_processes: Option<Arc<AgentProcesses>>,
     endpoint_status: Option<watch::Receiver<WorkerEndpointStatus>>,
     link_end: AgentEndpoint,
-    /// The turn that a word between turns belongs to.
+    /// The run that updates between turns belong to.
     last_run: Option<RunId>,
 }
 
-/// What came of a start.
 enum AgentStartResult {
     Ready(RunningAgent),
     Gone(AgentExitReason),
 }
 
-/// What follows the end of an agent between its turns.
+/// What follows when an agent exits between its turns.
 #[derive(Debug)]
 enum IdleExitResult {
     Gone(AgentExitReason),
-    /// A prompt that wants another.
+    /// Start the agent again for this prompt.
     Restart(Box<AgentCommand>),
 }
 
@@ -144,43 +143,43 @@ impl AgentTask {
     async fn run(
         &mut self,
         kind: AgentKind,
-        leash: &AgentControl,
+        control: &AgentControl,
     ) -> Result<AgentExitReason, AgentTaskError> {
         let mut waiting: Option<Box<AgentCommand>> = None;
-        // Everything that is not idling is boxed: ten thousand idle agents should cost a few megabytes.
+        // Everything but the idle wait is boxed: ten thousand idle agents should cost a few megabytes.
         loop {
             let mut agent = match Box::pin(self.start_agent(kind.clone(), waiting.as_deref())).await? {
                 AgentStartResult::Ready(agent) => agent,
-                AgentStartResult::Gone(gone) => return Ok(gone),
+                AgentStartResult::Gone(reason) => return Ok(reason),
             };
-            let voice = self.link_end.output();
+            let output = self.link_end.output();
             let error = loop {
-                let down = match waiting.take() {
+                let command = match waiting.take() {
                     Some(prompt) => prompt,
                     None => tokio::select! {
-                        // Commands first: a prompt that is there makes an agent that should rest go on.
+                        // Commands first: a prompt that has arrived keeps an agent running that is about to be stopped.
                         biased;
-                        down = self.link_end.next_command() => Box::new(down.ok_or(LinkClosed)?),
-                        error = agent.idle(&voice) => break Box::new(error),
-                        () = leash.rest_requested.notified() => {
+                        command = self.link_end.next_command() => Box::new(command.ok_or(LinkClosed)?),
+                        error = agent.idle(&output) => break Box::new(error),
+                        () = control.rest_requested.notified() => {
                             Box::pin(agent.stop()).await;
-                            return leash.report_rested().await;
+                            return control.report_rested().await;
                         }
                     },
                 };
-                if let Some(gone) = Box::pin(self.handle_command(&mut agent, leash, down)).await? {
-                    return Ok(gone);
+                if let Some(reason) = Box::pin(self.handle_command(&mut agent, control, command)).await? {
+                    return Ok(reason);
                 }
             };
             drop(agent);
-            match Box::pin(self.handle_idle_exit(error, leash)).await? {
-                IdleExitResult::Gone(gone) => return Ok(gone),
+            match Box::pin(self.handle_idle_exit(error, control)).await? {
+                IdleExitResult::Gone(reason) => return Ok(reason),
                 IdleExitResult::Restart(prompt) => waiting = Some(prompt),
             }
         }
     }
 
-    /// Starts the agent; for this prompt, if it is one that found the last agent dead.
+    /// Starts the agent. `prompt` is set if it arrived after the last agent had exited.
     async fn start_agent(
         &mut self,
         kind: AgentKind,
@@ -198,7 +197,8 @@ impl AgentTask {
         Ok(AgentStartResult::Ready(agent))
     }
 
-    /// An agent may go on under another name, after a command of its own: then that is the conversation to go on with.
+    /// Reports a changed conversation id. An agent may switch to another conversation after a command of its own; a
+    /// later resume has to continue that one.
     async fn report_new_session_id(&mut self, ready: AgentUpdate) -> Result<(), LinkClosed> {
         match &ready {
             AgentUpdate::Ready { agent_session_id, .. }
@@ -211,21 +211,21 @@ impl AgentTask {
         }
     }
 
-    /// Does what an idle agent is told: a prompt is a turn, and anything else came too late for its own.
+    /// Handles a command to an idle agent: a prompt starts a turn, anything else came too late for its turn.
     async fn handle_command(
         &mut self,
         agent: &mut RunningAgent,
-        leash: &AgentControl,
-        down: Box<AgentCommand>,
+        control: &AgentControl,
+        command: Box<AgentCommand>,
     ) -> Result<Option<AgentExitReason>, AgentTaskError> {
-        match *down {
+        match *command {
             AgentCommand::Prompt { run, prompt, files, messages, limits, .. } => {
                 self.last_run = Some(run.clone());
                 let inbox = DriverInbox::default();
-                *leash.lock_meter() = Some(Arc::clone(&inbox.meter));
+                *control.lock_meter() = Some(Arc::clone(&inbox.meter));
                 let prompt = DriverPrompt { run, text: prompt, files, messages, limits };
                 let ended = self.run_turn(agent, prompt, inbox).await;
-                *leash.lock_meter() = None;
+                *control.lock_meter() = None;
                 let ended = ended?;
                 let ready = agent.ready_update(&self.spec);
                 if ended.is_none() {
@@ -240,39 +240,39 @@ impl AgentTask {
         }
     }
 
-    /// One turn, from its prompt to its terminal. Gives how the agent went if it did not outlive its turn.
+    /// Runs one turn from its prompt to its terminal. Returns the exit reason if the agent did not survive the turn.
     async fn run_turn(
         &mut self,
         agent: &mut RunningAgent,
         prompt: DriverPrompt,
         inbox: DriverInbox,
     ) -> Result<Option<AgentExitReason>, AgentTaskError> {
-        if let Some(below) = &self.agent_processes {
-            below.begin_turn().await?;
+        if let Some(agent_processes) = &self.agent_processes {
+            agent_processes.begin_turn().await?;
         }
         let (ended, limit) = self.drive_turn(agent, &prompt, &inbox).await?;
         let stopping = inbox.is_cancelled();
         let run = &prompt.run;
         match ended {
             TurnCompletion::ByItself(DriverTurnEnd::Stopped(mut outcome)) if stopping => {
-                let (processes, left) = self.sweep_turn(&prompt, &inbox).await?;
+                let (processes, leftovers) = self.sweep_turn(&prompt, &inbox).await?;
                 outcome.processes = processes;
-                outcome.agent_ends = left.is_some();
+                outcome.agent_ends = leftovers.is_some();
                 outcome.stop = limit.unwrap_or(outcome.stop);
                 self.send_terminal(&inbox, run, outcome).await?;
-                match left {
-                    Some(left) => self.finish_agent(AgentExitReason::Stopped, left).await.map(Some),
+                match leftovers {
+                    Some(leftovers) => self.finish_agent(AgentExitReason::Stopped, leftovers).await.map(Some),
                     None => Ok(None),
                 }
             }
             TurnCompletion::ByItself(DriverTurnEnd::Stopped(outcome)) => {
-                if let Some(below) = &self.agent_processes {
-                    below.end_turn().await?;
+                if let Some(agent_processes) = &self.agent_processes {
+                    agent_processes.end_turn().await?;
                 }
                 self.send_terminal(&inbox, run, outcome).await?;
                 Ok(None)
             }
-            // Some agents stop by ending themselves. They did as they were told, so it is no failure.
+            // Some agents stop by exiting. They did what they were asked to do, so this is not a failure.
             TurnCompletion::ByItself(DriverTurnEnd::AgentExited(_)) if stopping => {
                 self.kill_agent(&inbox, run, limit).await.map(Some)
             }
@@ -283,128 +283,128 @@ impl AgentTask {
         }
     }
 
-    /// Runs the turn until it ends or is given no more time; also tells which of its limits stopped it.
+    /// Drives the turn until it ends or has to be killed. Also returns the limit that stopped it, if there is one.
     async fn drive_turn(
         &mut self,
         agent: &mut RunningAgent,
         prompt: &DriverPrompt,
         inbox: &DriverInbox,
     ) -> Result<(TurnCompletion, Option<TurnStopReason>), AgentTaskError> {
-        let Self { endpoint_status: seat, link_end: end, .. } = self;
-        let turn = DriverTurn::new(prompt.run.clone(), end.output(), inbox);
-        let mut work = Box::pin(agent.turn(&turn, prompt));
+        let Self { endpoint_status, link_end, .. } = self;
+        let turn = DriverTurn::new(prompt.run.clone(), link_end.output(), inbox);
+        let mut turn_end = Box::pin(agent.turn(&turn, prompt));
         inbox.meter.set_remaining(&prompt.limits);
-        let mut over = pin!(wait_for_limit(&inbox.meter, &prompt.run, seat.clone()));
+        let mut limit_exceeded = pin!(wait_for_limit(&inbox.meter, &prompt.run, endpoint_status.clone()));
         let mut limit = None;
         let mut out_of_grace = pin!(tokio::time::sleep(Duration::MAX));
         loop {
             tokio::select! {
-                // Commands first: a cancel that is there when the work ends has won.
+                // Commands first: a cancel that has arrived when the turn ends takes precedence.
                 biased;
-                down = end.next_command() => {
-                    if apply_to_turn(end, inbox, &prompt.run, down.ok_or(LinkClosed)?).await? {
+                command = link_end.next_command() => {
+                    if apply_to_turn(link_end, inbox, &prompt.run, command.ok_or(LinkClosed)?).await? {
                         return Ok((TurnCompletion::Killed, limit));
                     }
                 }
-                stop = &mut over, if limit.is_none() => {
+                stop = &mut limit_exceeded, if limit.is_none() => {
                     limit = Some(stop);
                     inbox.cancel();
                     out_of_grace.as_mut().reset(Instant::now() + cancel_grace(&prompt.limits));
                 }
                 () = &mut out_of_grace, if limit.is_some() => return Ok((TurnCompletion::Killed, limit)),
-                ended = &mut work => return Ok((TurnCompletion::ByItself(ended?), limit)),
+                ended = &mut turn_end => return Ok((TurnCompletion::ByItself(ended?), limit)),
             }
         }
     }
 
-    /// Ends what a stopped turn started. A kill meanwhile leaves it no grace and takes the agent as well: then the second
-    /// value tells whether earlier turns have left something.
+    /// Ends the processes that a stopped turn started. A kill in the meantime takes away their grace and ends the agent
+    /// as well; the second value is then set and tells whether earlier turns have left processes.
     async fn sweep_turn(
         &mut self,
         prompt: &DriverPrompt,
         inbox: &DriverInbox,
     ) -> Result<(ProcessCleanup, Option<bool>), AgentTaskError> {
-        let Self { agent_processes: below, link_end: end, .. } = self;
-        let Some(below) = below else { return Ok((ProcessCleanup::default(), None)) };
-        let mut sweep = pin!(below.sweep_turn(SWEEP_GRACE.min(cancel_grace(&prompt.limits))));
+        let Self { agent_processes, link_end, .. } = self;
+        let Some(agent_processes) = agent_processes else { return Ok((ProcessCleanup::default(), None)) };
+        let mut sweep = pin!(agent_processes.sweep_turn(SWEEP_GRACE.min(cancel_grace(&prompt.limits))));
         loop {
             tokio::select! {
                 swept = &mut sweep => {
                     let processes = swept?;
-                    below.end_turn().await?;
+                    agent_processes.end_turn().await?;
                     return Ok((processes, None));
                 }
-                down = end.next_command() => {
-                    if apply_to_turn(end, inbox, &prompt.run, down.ok_or(LinkClosed)?).await? {
-                        let (turn, (all, left)) = tokio::try_join!(sweep, below.end_agent(Duration::ZERO))?;
-                        return Ok((merge_sweep_counts(turn, all), Some(left)));
+                command = link_end.next_command() => {
+                    if apply_to_turn(link_end, inbox, &prompt.run, command.ok_or(LinkClosed)?).await? {
+                        let (turn, (all, leftovers)) = tokio::try_join!(sweep, agent_processes.end_agent(Duration::ZERO))?;
+                        return Ok((merge_sweep_counts(turn, all), Some(leftovers)));
                     }
                 }
             }
         }
     }
 
-    /// Ends the agent and what its turn started, and says the end of its turn.
+    /// Kills the agent and the processes of its turn, and reports the end of the turn.
     async fn kill_agent(
         &mut self,
         inbox: &DriverInbox,
         run: &RunId,
         limit: Option<TurnStopReason>,
     ) -> Result<AgentExitReason, AgentTaskError> {
-        let (processes, left) = self.end_agent(Duration::ZERO).await?;
+        let (processes, leftovers) = self.end_agent(Duration::ZERO).await?;
         let stop = limit.unwrap_or(TurnStopReason::Cancelled);
         let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::of(stop) };
         self.send_terminal(inbox, run, outcome).await?;
-        self.finish_agent(AgentExitReason::Stopped, left).await
+        self.finish_agent(AgentExitReason::Stopped, leftovers).await
     }
 
-    /// The end of an agent that ended by itself in its turn. What it started goes first: whoever hears of the end may
-    /// start it again.
+    /// Handles an agent that exited by itself during its turn. Its processes are ended before the end is reported,
+    /// because the daemon may start the agent again as soon as it knows.
     async fn fail_turn(
         &mut self,
         inbox: &DriverInbox,
         run: &RunId,
         mut error: RunError,
     ) -> Result<AgentExitReason, AgentTaskError> {
-        let (processes, left) = self.end_agent(SWEEP_GRACE).await?;
-        if left {
+        let (processes, leftovers) = self.end_agent(SWEEP_GRACE).await?;
+        if leftovers {
             let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::failed(error.clone()) };
             self.send_terminal(inbox, run, outcome).await?;
         } else if processes.survivors > 0 {
-            // The last word of an agent is the end of its turn as well, and has no other place for this.
+            // `Gone` also ends the turn, and has no field for this count.
             let ProcessCleanup { survivors, .. } = processes;
             error.message.push_str(&format!("; {survivors} of its processes could not be ended"));
         }
-        self.finish_agent(AgentExitReason::Failed(error), left).await
+        self.finish_agent(AgentExitReason::Failed(error), leftovers).await
     }
 
-    /// The end of an agent that never was ready; the prompt is one that was to wake it.
+    /// Handles an agent that never became ready. `prompt` is set if it arrived after the last agent had exited.
     async fn fail_to_start(
         &mut self,
         error: RunError,
         prompt: Option<&AgentCommand>,
     ) -> Result<AgentExitReason, AgentTaskError> {
-        let (_, left) = self.end_agent(SWEEP_GRACE).await?;
+        let (_, leftovers) = self.end_agent(SWEEP_GRACE).await?;
         match prompt {
-            Some(AgentCommand::Prompt { run, .. }) if left => {
+            Some(AgentCommand::Prompt { run, .. }) if leftovers => {
                 let outcome = TurnOutcome { agent_ends: true, ..TurnOutcome::failed(error.clone()) };
                 self.link_end.send(AgentUpdate::Terminal { run: run.clone(), outcome }).await?;
-                self.finish_agent(AgentExitReason::Failed(error), left).await
+                self.finish_agent(AgentExitReason::Failed(error), leftovers).await
             }
-            // A run that waits for its agent can be told in no other way.
+            // A run that waits for its agent learns of the failure only through `Gone`.
             _ => Ok(AgentExitReason::Failed(error)),
         }
     }
 
-    /// The end of an agent between its turns. If they have left something, that needs somebody to hold it, and the next
-    /// prompt starts the agent again.
+    /// Handles an agent that exited between its turns. If they left processes on purpose, the task stays to hold them,
+    /// and the next prompt starts the agent again.
     async fn handle_idle_exit(
         &mut self,
         error: Box<RunError>,
-        leash: &AgentControl,
+        control: &AgentControl,
     ) -> Result<IdleExitResult, AgentTaskError> {
-        let (_, left) = self.end_agent(SWEEP_GRACE).await?;
-        if !left {
+        let (_, leftovers) = self.end_agent(SWEEP_GRACE).await?;
+        if !leftovers {
             return Ok(IdleExitResult::Gone(AgentExitReason::Failed(*error)));
         }
         if let Some(run) = self.last_run.clone() {
@@ -414,34 +414,34 @@ impl AgentTask {
         loop {
             tokio::select! {
                 biased;
-                down = self.link_end.next_command() => match down.ok_or(LinkClosed)? {
+                command = self.link_end.next_command() => match command.ok_or(LinkClosed)? {
                     prompt @ AgentCommand::Prompt { .. } => return Ok(IdleExitResult::Restart(Box::new(prompt))),
                     other => self.reject_late_command(other).await?,
                 },
-                () = leash.rest_requested.notified() => return leash.report_rested().await,
+                () = control.rest_requested.notified() => return control.report_rested().await,
             }
         }
     }
 
-    /// The agent is no more. What earlier turns left on purpose lives as long as the session, and so does its worker:
-    /// then this is a rest, and only another agent ends it.
+    /// The agent has exited. Processes that earlier turns left on purpose live as long as the session, and so does its
+    /// worker: then the agent is reported as `Rested`, and the task ends only when another agent is started.
     async fn finish_agent(
         &mut self,
-        gone: AgentExitReason,
-        left: bool,
+        reason: AgentExitReason,
+        leftovers: bool,
     ) -> Result<AgentExitReason, AgentTaskError> {
-        if !left {
-            return Ok(gone);
+        if !leftovers {
+            return Ok(reason);
         }
         self.link_end.send(AgentUpdate::Rested).await?;
         loop {
-            let down = self.link_end.next_command().await.ok_or(LinkClosed)?;
-            self.reject_late_command(down).await?;
+            let command = self.link_end.next_command().await.ok_or(LinkClosed)?;
+            self.reject_late_command(command).await?;
         }
     }
 
-    async fn reject_late_command(&self, down: AgentCommand) -> Result<(), LinkClosed> {
-        match down {
+    async fn reject_late_command(&self, command: AgentCommand) -> Result<(), LinkClosed> {
+        match command {
             AgentCommand::Steer { number, .. } => {
                 self.link_end.send(AgentUpdate::SteerMissed { steer: number }).await
             }
@@ -455,12 +455,12 @@ impl AgentTask {
         }
     }
 
-    /// Ends the agent and its turn; tells whether earlier turns have left something that somebody can hold.
+    /// Ends the agent and its turn. The second value tells whether earlier turns left processes that a worker can hold.
     async fn end_agent(&self, grace: Duration) -> Result<(ProcessCleanup, bool), KeeperLostError> {
         match &self.agent_processes {
-            Some(below) => {
-                let (processes, left) = below.end_agent(grace).await?;
-                Ok((processes, left && self.endpoint_status.is_some()))
+            Some(agent_processes) => {
+                let (processes, leftovers) = agent_processes.end_agent(grace).await?;
+                Ok((processes, leftovers && self.endpoint_status.is_some()))
             }
             None => Ok((ProcessCleanup::default(), false)),
         }
@@ -479,53 +479,53 @@ impl AgentTask {
     }
 }
 
-/// Applies a command to the running turn; true if the turn is to be given no more time.
+/// Applies a command to the running turn. Returns true if the turn has to be killed.
 async fn apply_to_turn(
-    end: &AgentEndpoint,
+    link_end: &AgentEndpoint,
     inbox: &DriverInbox,
     current: &RunId,
-    down: AgentCommand,
+    command: AgentCommand,
 ) -> Result<bool, LinkClosed> {
-    match down {
+    match command {
         AgentCommand::Kill { run, .. } => return Ok(run == *current),
         AgentCommand::Cancel { run, .. } if run == *current => inbox.cancel(),
         AgentCommand::Cancel { .. } => {}
         AgentCommand::Steer { number, run, text } => {
             if run != *current || !inbox.queue_steer(DriverSteer { number, text }) {
-                end.send(AgentUpdate::SteerMissed { steer: number }).await?;
+                link_end.send(AgentUpdate::SteerMissed { steer: number }).await?;
             }
         }
         AgentCommand::Answer { ask, answer, .. } => inbox.deliver_reply(&ask, answer),
-        // A session has one turn at a time. Should that ever be wrong, the second must not wait for ever.
+        // A session has one turn at a time. If that is ever violated, the second prompt must not wait for ever.
         AgentCommand::Prompt { run, .. } => {
             let busy =
                 RunError::new("agent_busy", "the agent was given a prompt in the middle of another turn");
-            end.send(AgentUpdate::Terminal { run, outcome: TurnOutcome::failed(busy) }).await?;
+            link_end.send(AgentUpdate::Terminal { run, outcome: TurnOutcome::failed(busy) }).await?;
         }
     }
     Ok(false)
 }
 
-/// Waits until the turn is over one of its limits and no daemon is there to say so.
+/// Waits until the turn exceeds one of its limits while no daemon is attached to enforce them.
 async fn wait_for_limit(
     meter: &TurnMeter,
     run: &RunId,
-    seat: Option<watch::Receiver<WorkerEndpointStatus>>,
+    endpoint_status: Option<watch::Receiver<WorkerEndpointStatus>>,
 ) -> TurnStopReason {
-    let Some(mut seat) = seat else { return std::future::pending().await };
+    let Some(mut endpoint_status) = endpoint_status else { return std::future::pending().await };
     let mut known = None;
     loop {
-        let WorkerEndpointStatus { attached, limits, .. } = seat.borrow_and_update().clone();
-        // The daemon's last word on what is left, if it has said more than it did with the prompt.
-        if let Some((of, left)) = limits.as_ref().filter(|_| limits != known)
-            && of == run
+        let WorkerEndpointStatus { attached, limits, .. } = endpoint_status.borrow_and_update().clone();
+        // The daemon may have sent newer limits than those that came with the prompt.
+        if let Some((limited_run, remaining)) = limits.as_ref().filter(|_| limits != known)
+            && limited_run == run
         {
-            meter.set_remaining(left);
+            meter.set_remaining(remaining);
         }
         known = limits;
         tokio::select! {
             stop = meter.wait_until_exceeded(), if !attached => return stop,
-            changed = seat.changed() => if changed.is_err() {
+            changed = endpoint_status.changed() => if changed.is_err() {
                 return std::future::pending().await;
             },
         }
@@ -536,9 +536,12 @@ fn cancel_grace(limits: &TurnLimits) -> Duration {
     limits.grace_ms.map_or(Duration::from_secs(CANCEL_GRACE_S), Duration::from_millis)
 }
 
-/// What two sweeps did of which one overtook the other: both count most of the same processes.
-fn merge_sweep_counts(one: ProcessCleanup, other: ProcessCleanup) -> ProcessCleanup {
-    ProcessCleanup { killed: one.killed.max(other.killed), survivors: one.survivors.max(other.survivors) }
+/// Merges the counts of two overlapping sweeps. Both counted most of the same processes, so the larger value is taken.
+fn merge_sweep_counts(first: ProcessCleanup, second: ProcessCleanup) -> ProcessCleanup {
+    ProcessCleanup {
+        killed: first.killed.max(second.killed),
+        survivors: first.survivors.max(second.survivors),
+    }
 }
 
 #[cfg(test)]

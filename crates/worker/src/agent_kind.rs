@@ -1,5 +1,5 @@
-//! What kind of agent a session is to have: in this process, elsewhere, or a process of its own that is driven as its
-//! manifest says.
+//! The kind of agent that a session has: one in this process, a remote one, or a process that is driven as its manifest
+//! says.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,19 +11,18 @@ use qd_protocol::worker::AgentSpec;
 
 use crate::drivers::tool_server;
 
-/// How an agent is reached.
 #[derive(Debug, Clone)]
 pub(crate) enum AgentKind {
-    /// In this process.
+    /// Runs in this process.
     Echo,
-    /// Elsewhere: nothing of it is started here.
+    /// Runs elsewhere: nothing is started here.
     Remote(Arc<Manifest>),
-    /// By a driver, below a keeper.
+    /// A process below a keeper, reached by a driver.
     Process(Arc<Manifest>),
 }
 
 impl AgentKind {
-    /// As the specification says, and if it says nothing, as its name does to everybody.
+    /// Uses the manifest of the specification, or else the built-in agent of that name.
     pub(crate) fn from_spec(spec: &AgentSpec) -> Result<Self, RunError> {
         let manifest = match &spec.manifest {
             Some(manifest) => manifest.as_ref().clone(),
@@ -38,7 +37,7 @@ impl AgentKind {
         })
     }
 
-    /// What a keeper must spare; `None` if the agent needs none.
+    /// The names of processes that the keeper must spare; `None` if the agent needs no keeper.
     pub(crate) fn helper_names(&self, spec: &AgentSpec) -> Option<Vec<String>> {
         let ours = spec.tools.is_some().then(|| tool_server::SERVER_PROCESS_NAME.to_owned());
         match self {
@@ -48,7 +47,7 @@ impl AgentKind {
     }
 }
 
-/// This very program, also when another version has been put in its place.
+/// The path of this very program, even if its file has been replaced by another version.
 pub(crate) fn own_program() -> PathBuf {
     let link = Path::new("/proc/self/exe");
     match link.exists() {
@@ -63,7 +62,7 @@ mod tests {
     use qd_protocol::{SessionId, WorkerId};
 
     #[test]
-    fn an_agent_is_what_its_specification_says_and_else_what_its_name_does() {
+    fn the_specifications_manifest_decides_or_else_the_built_in_agent() {
         let spec = |agent: &str| {
             AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), agent, "/")
         };

@@ -1,5 +1,5 @@
-//! Everything that one agent started, in its keeper's hands: what a life and a place ask of it, in their words. If the
-//! keeper is gone there is no answer that would be true, so none is given.
+//! The processes that one agent started, as its keeper knows them: sweeping a turn, the agent or everything. If the
+//! keeper is lost, no answer would be true, so every operation fails with [`KeeperLostError`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use qd_protocol::event::{ProcessCleanup, RunError};
 
 use crate::terminal_window::TerminalWindow;
 
-/// The keeper is of no use any more: it is dead, or what it says makes no sense.
+/// The keeper cannot be used any more: it is dead, or its replies make no sense.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the keeper is gone")]
 pub(crate) struct KeeperLostError;
 
-/// What is below a worker and belongs to one agent.
+/// The processes of one agent, all below one keeper.
 #[derive(Debug)]
 pub(crate) struct AgentProcesses {
     keeper: Arc<KeeperHandle>,
-    /// Names of the agent's own helpers, which no turn has to answer for.
+    /// Names of the agent's own helper processes, which a sweep of a turn spares.
     helper_names: Vec<String>,
-    /// Where people look at its terminal.
+    /// Serves people who watch the agent's terminal.
     window: Arc<TerminalWindow>,
 }
 
@@ -37,41 +37,41 @@ impl AgentProcesses {
         &self.keeper
     }
 
-    /// Ends everything and the keeper itself, and comes back when that is done.
-    pub(crate) async fn close(below: Arc<Self>) {
-        let alone = Arc::into_inner(below).and_then(|below| Arc::into_inner(below.keeper));
-        match alone {
+    /// Ends everything and the keeper itself, and returns when that is done.
+    pub(crate) async fn close(processes: Arc<Self>) {
+        let sole_owner = Arc::into_inner(processes).and_then(|processes| Arc::into_inner(processes.keeper));
+        match sole_owner {
             Some(keeper) => keeper.close().await,
-            // Its last owner lets it go, and so the rest of it.
-            None => tracing::warn!("a keeper could not be closed: somebody else holds it"),
+            // The keeper and its processes end when its last owner drops it.
+            None => tracing::warn!("a keeper could not be closed because it is still in use"),
         }
     }
 
-    /// What starts from now on belongs to a turn.
+    /// Processes started from now on belong to a turn.
     pub(crate) async fn begin_turn(&self) -> Result<(), KeeperLostError> {
         self.keeper.begin_turn().await.map_err(keeper_lost)
     }
 
-    /// The turn ended by itself, and what it left running is left on purpose.
+    /// The turn ended by itself. Processes that it left running count as left on purpose.
     pub(crate) async fn end_turn(&self) -> Result<(), KeeperLostError> {
         self.keeper.end_turn().await.map_err(keeper_lost)
     }
 
-    /// Ends what the turn started.
+    /// Ends the processes that the turn started.
     pub(crate) async fn sweep_turn(&self, grace: Duration) -> Result<ProcessCleanup, KeeperLostError> {
         self.sweep(SweepScope::Turn, grace).await.map(process_counts)
     }
 
-    /// Ends the agent, and keeps what its turns left running on purpose; tells whether there is any of that.
+    /// Ends the agent, but not what its turns left running on purpose. Returns whether there are such leftovers.
     pub(crate) async fn sweep_agent(&self, grace: Duration) -> Result<bool, KeeperLostError> {
         self.sweep(SweepScope::Agent, grace).await?;
         Ok(!self.keeper.list_leftovers().await.map_err(keeper_lost)?.is_empty())
     }
 
-    /// Ends the turn, if one is open, and the agent with it, and keeps what earlier turns left running on purpose; tells
-    /// whether there is any of that. What the turn started is counted, but a survivor is one whosever it was.
+    /// Ends the open turn, if there is one, and the agent, but not what earlier turns left running on purpose. Also
+    /// returns whether there are such leftovers. Killed processes are counted for the turn, survivors for both sweeps.
     pub(crate) async fn end_agent(&self, grace: Duration) -> Result<(ProcessCleanup, bool), KeeperLostError> {
-        // Both at once: an agent that lived on could start more, and is not the turn's.
+        // Both at once: the agent does not belong to the turn, and could start more processes while the turn is swept.
         let (mut turn, agent) =
             tokio::try_join!(self.sweep(SweepScope::Turn, grace), self.sweep(SweepScope::Agent, grace))?;
         for survivor in agent.survivors {
@@ -83,17 +83,15 @@ impl AgentProcesses {
         Ok((process_counts(turn), !self.keeper.list_leftovers().await.map_err(keeper_lost)?.is_empty()))
     }
 
-    /// Ends everything.
     pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<(), KeeperLostError> {
         self.sweep(SweepScope::All, grace).await.map(drop)
     }
 
-    async fn sweep(&self, what: SweepScope, grace: Duration) -> Result<SweepResult, KeeperLostError> {
-        let spare = if what == SweepScope::Turn { self.helper_names.clone() } else { Vec::new() };
-        let swept =
-            self.keeper.sweep(SweepRequest { scope: what, grace, spare }).await.map_err(keeper_lost)?;
+    async fn sweep(&self, scope: SweepScope, grace: Duration) -> Result<SweepResult, KeeperLostError> {
+        let spare = if scope == SweepScope::Turn { self.helper_names.clone() } else { Vec::new() };
+        let swept = self.keeper.sweep(SweepRequest { scope, grace, spare }).await.map_err(keeper_lost)?;
         if !swept.survivors.is_empty() {
-            tracing::warn!(survivors = ?swept.survivors, "the kernel does not let go of these processes");
+            tracing::warn!(survivors = ?swept.survivors, "these processes could not be killed");
         }
         Ok(swept)
     }
@@ -105,12 +103,13 @@ fn process_counts(SweepResult { killed, survivors }: SweepResult) -> ProcessClea
 
 impl From<KeeperLostError> for RunError {
     fn from(KeeperLostError: KeeperLostError) -> Self {
-        let message = "the process that keeps what the agent starts was lost; all of it has been ended";
+        let message =
+            "the keeper, which supervises the agent's processes, was lost; all of them have been ended";
         Self::new("keeper_lost", message)
     }
 }
 
 fn keeper_lost(error: KeeperError) -> KeeperLostError {
-    tracing::warn!(%error, "the keeper did not do as it was told");
+    tracing::warn!(%error, "the keeper failed a request");
     KeeperLostError
 }

@@ -1,5 +1,5 @@
-//! How this worker process announces itself: the lock that shows that it lives, the socket, and the record that says
-//! where that is, renewed while it lives and removed with it.
+//! How this worker process announces itself: the lock that shows that it is alive, its socket, and the record with the
+//! socket's address. The record is renewed while the process lives and removed when it exits.
 
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,22 +12,21 @@ use qd_protocol::limits::LEASE_S;
 use qd_protocol::worker::WorkerRecord;
 use tokio::net::UnixListener;
 
-/// Somebody who looks whether we live holds our lock for a moment; so often and so long apart we try again.
+/// A process that checks whether we are alive holds our lock for a moment, so taking it is tried this often.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Why a worker cannot show itself.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkerAnnounceError {
-    #[error("`{0}` can be no worker's id: it is the name of its files")]
+    #[error("`{0}` is not a valid worker id: it has to be usable as a file name")]
     BadId(String),
-    #[error("another worker is called `{0}`")]
+    #[error("another worker has the id `{0}`")]
     IdTaken(String),
     #[error("failed to announce the worker: {0}")]
     Io(#[from] io::Error),
 }
 
-/// The presence of this process among the workers of its home; dropping it removes all of it.
+/// The presence of this process among the workers of its home. Dropping it removes its files.
 #[derive(Debug)]
 pub(crate) struct WorkerAnnouncement {
     files: WorkerFiles,
@@ -36,10 +35,11 @@ pub(crate) struct WorkerAnnouncement {
 }
 
 impl WorkerAnnouncement {
-    /// Takes the lock, binds the socket and writes the record, in this order: whoever finds the record can connect.
+    /// Takes the lock, binds the socket and writes the record, in this order: a process that finds the record can
+    /// connect.
     pub(crate) fn publish(dir: &Path, id: &str) -> Result<(Self, UnixListener), WorkerAnnounceError> {
         let files = WorkerFiles::of(dir, id).ok_or_else(|| WorkerAnnounceError::BadId(id.to_owned()))?;
-        let life = take_lock(&files)?.ok_or_else(|| WorkerAnnounceError::IdTaken(id.to_owned()))?;
+        let lock = take_lock(&files)?.ok_or_else(|| WorkerAnnounceError::IdTaken(id.to_owned()))?;
         let listener = bind_worker_socket(&files)?;
         let pid = std::process::id();
         let record = WorkerRecord {
@@ -53,22 +53,22 @@ impl WorkerAnnouncement {
             started_at: Millis::now(),
             lease_expires_at: Millis(0),
         };
-        let mut announcement = Self { files, record, _lock: life };
+        let mut announcement = Self { files, record, _lock: lock };
         announcement.write_record()?;
         Ok((announcement, listener))
     }
 
-    /// Renews the lease for ever, three times in its length.
+    /// Renews the lease for ever, at a third of its length.
     pub(crate) async fn renew_lease(&mut self) {
         loop {
             tokio::time::sleep(Duration::from_secs(LEASE_S) / 3).await;
             if let Err(error) = self.write_record() {
-                tracing::warn!(%error, "the worker's record could not be renewed");
+                tracing::warn!(%error, "failed to renew the worker's record");
             }
         }
     }
 
-    /// By rename: nobody ever reads half a record.
+    /// Writes the record by renaming a new file, so that nobody reads half of it.
     fn write_record(&mut self) -> io::Result<()> {
         self.record.lease_expires_at = Millis::now().plus(LEASE_S * 1000);
         let new = self.files.record.with_extension("json.new");
@@ -82,15 +82,15 @@ impl WorkerAnnouncement {
 impl Drop for WorkerAnnouncement {
     fn drop(&mut self) {
         if let Err(error) = self.files.remove() {
-            tracing::warn!(%error, "the worker's files could not be removed");
+            tracing::warn!(%error, "failed to remove the worker's files");
         }
     }
 }
 
 fn take_lock(files: &WorkerFiles) -> io::Result<Option<WorkerLock>> {
     for _ in 0..LOCK_TRIES {
-        if let Some(life) = WorkerLock::try_acquire(files)? {
-            return Ok(Some(life));
+        if let Some(lock) = WorkerLock::try_acquire(files)? {
+            return Ok(Some(lock));
         }
         std::thread::sleep(LOCK_PAUSE);
     }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_worker_shows_itself_while_it_lives_and_leaves_nothing() {
+    async fn a_worker_is_announced_while_it_lives_and_leaves_no_files() {
         let dir = tempfile::tempdir().unwrap();
         let (mut announcement, _listener) = WorkerAnnouncement::publish(dir.path(), "wrk_a").unwrap();
         assert!(is_worker_alive(dir.path(), "wrk_a"));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_is_taken_or_is_none_is_a_clear_error() {
+    async fn an_id_that_is_taken_or_invalid_is_a_clear_error() {
         let dir = tempfile::tempdir().unwrap();
         let _first = WorkerAnnouncement::publish(dir.path(), "a").unwrap();
         assert!(matches!(WorkerAnnouncement::publish(dir.path(), "a"), Err(WorkerAnnounceError::IdTaken(_))));

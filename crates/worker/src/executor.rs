@@ -1,6 +1,6 @@
-//! The agents behind a worker that anybody may talk to (`qd worker`): each run gets a fresh agent, which ends with it.
-//! It stands where a daemon would, between the agent's end of a local link and a turn of the SDK, and where a place
-//! would: it sees to the end of all that the agent started before it tells how the run ended.
+//! Agents behind the public worker SDK (`qd worker`): each run gets a fresh agent, which ends with it. The executor
+//! takes the daemon's part between the agent's local link and a run of the SDK. It also takes the session host's part:
+//! it ends all processes of the agent before it returns the outcome of the run.
 
 use std::collections::HashSet;
 use std::future::pending;
@@ -30,26 +30,26 @@ use crate::agent_kind::{AgentKind, own_program};
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
 use crate::redact::{Redactor, SecretMatcher};
 
-/// Random bytes of the names that a run needs here.
+/// Random bytes of the ids that a run needs here.
 const ID_RANDOM_BYTES: usize = 16;
-/// How long an agent may take to stop before it is killed. An executor that takes longer than [`CANCEL_GRACE_S`] is
-/// dropped where it stands, and by then all that the agent started should be gone.
+/// How long an agent may take to stop before it is killed. The SDK drops an executor that takes longer than
+/// [`CANCEL_GRACE_S`], and by then all processes of the agent should be gone.
 const STOP_GRACE: Duration = Duration::from_secs(CANCEL_GRACE_S - 1);
-/// How long what a dead keeper lost has to end by itself.
+/// How long the processes of a dead keeper have to exit by themselves.
 const ORPHAN_GRACE: Duration = Duration::from_millis(500);
 
-/// An agent as an executor. Once it has run one that is a process, what a dead child leaves behind falls to this
-/// process, and is ended if it was a keeper's: no other children should be started here.
+/// Wraps an agent as an executor. After its first agent that is a process, this process is a subreaper: orphans of its
+/// children become its own children, and are killed when a keeper dies. Do not start other children in this process.
 pub fn executor(manifest: Manifest) -> impl Executor {
     AgentExecutor { manifest, keepers: tokio::sync::Mutex::default() }
 }
 
-/// A fresh agent for every run.
+/// Starts a fresh agent for every run.
 #[derive(Debug)]
 struct AgentExecutor {
     manifest: Manifest,
-    /// The keepers, by pid. Locked also while one is started or lost, since children that belong to no keeper are then
-    /// told from a keeper that is not in here yet.
+    /// The pids of the keepers. The lock is also held while a keeper is started or lost: a child that belongs to no
+    /// keeper must not be confused with a keeper that is not in the set yet.
     keepers: tokio::sync::Mutex<HashSet<u32>>,
 }
 
@@ -59,32 +59,32 @@ impl Executor for AgentExecutor {
             Ok(started) => started,
             Err(error) => return TurnOutcome::failed(error),
         };
-        let ExecutorAgent { run, agent, agent_processes: below, control: leash } = started;
-        let mut conversation = ExecutorRun { run, agent, last_number: EventNumber(0), takes_steers: false };
+        let ExecutorAgent { run, agent, agent_processes, control } = started;
+        let mut executor_run = ExecutorRun { run, agent, last_number: EventNumber(0), takes_steers: false };
         let lost = async {
-            let Some(below) = &below else { return pending().await };
+            let Some(agent_processes) = &agent_processes else { return pending().await };
             tokio::select! {
-                () = below.keeper().wait_until_lost() => {}
-                () = leash.keeper_lost() => {}
+                () = agent_processes.keeper().wait_until_lost() => {}
+                () = control.keeper_lost() => {}
             }
         };
         let ended = tokio::select! {
-            outcome = conversation.drive(job, &turn) => Ok(outcome),
+            outcome = executor_run.drive(job, &turn) => Ok(outcome),
             () = lost => Err(KeeperLostError),
         };
-        // The agent's task has a share in the keeper, which ends only when nobody has.
-        conversation.agent.stop().await;
-        match (ended, below) {
+        // The agent's task shares the keeper, which ends only when its last owner drops it.
+        executor_run.agent.stop().await;
+        match (ended, agent_processes) {
             (Ok(outcome), None) => outcome,
-            (Ok(outcome), Some(below)) => {
-                let pid = below.keeper().pid();
-                AgentProcesses::close(below).await;
+            (Ok(outcome), Some(agent_processes)) => {
+                let pid = agent_processes.keeper().pid();
+                AgentProcesses::close(agent_processes).await;
                 self.keepers.lock().await.remove(&pid);
                 outcome
             }
-            (Err(KeeperLostError), below) => {
-                if let Some(below) = below {
-                    self.end_lost_processes(&below).await;
+            (Err(KeeperLostError), agent_processes) => {
+                if let Some(agent_processes) = agent_processes {
+                    self.end_lost_processes(&agent_processes).await;
                 }
                 TurnOutcome::failed(KeeperLostError.into())
             }
@@ -92,7 +92,7 @@ impl Executor for AgentExecutor {
     }
 }
 
-/// A run's agent, and what it needs of us.
+/// The agent of one run, with its processes.
 struct ExecutorAgent {
     run: RunId,
     agent: SessionEndpoint,
@@ -104,19 +104,19 @@ impl AgentExecutor {
     async fn start(&self, run: Option<&RunId>) -> Result<ExecutorAgent, RunError> {
         let mut random = [0; ID_RANDOM_BYTES];
         getrandom::fill(&mut random).map_err(|cause| {
-            RunError::new("agent_failed_to_start", format!("the system gives no random numbers: {cause}"))
+            RunError::new("agent_failed_to_start", format!("the system provides no random numbers: {cause}"))
         })?;
         let cwd = std::env::current_dir().map_err(|cause| {
-            RunError::new("agent_failed_to_start", format!("the working directory is not there: {cause}"))
+            RunError::new("agent_failed_to_start", format!("the working directory does not exist: {cause}"))
         })?;
         let run = run.cloned().unwrap_or_else(|| RunId::from_random(&random));
         let (session, worker) = (SessionId::from_random(&random), WorkerId::from_random(&random));
         let mark = worker.as_str().to_owned();
         let manifest = Some(Box::new(self.manifest.clone()));
-        let about = AgentSpec::new(session, worker, &self.manifest.agent.name, cwd);
-        let spec = AgentSpec { manifest, mark, ..about };
+        let base = AgentSpec::new(session, worker, &self.manifest.agent.name, cwd);
+        let spec = AgentSpec { manifest, mark, ..base };
         let kind = AgentKind::from_spec(&spec)?;
-        let below = match kind.helper_names(&spec) {
+        let agent_processes = match kind.helper_names(&spec) {
             None => None,
             Some(helpers) => Some(Arc::new(AgentProcesses::new(
                 self.start_keeper(&spec.mark).await?,
@@ -124,22 +124,22 @@ impl AgentExecutor {
                 Arc::default(),
             ))),
         };
-        let leash = Arc::<AgentControl>::default();
-        let around = AgentContext {
-            agent_processes: below.clone(),
+        let control = Arc::<AgentControl>::default();
+        let context = AgentContext {
+            agent_processes: agent_processes.clone(),
             endpoint_status: None,
-            control: Arc::clone(&leash),
+            control: Arc::clone(&control),
         };
         let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
         let agent = host_agent_with_filter(UpdateNumber(0), Some(filter), |end| {
-            run_agent(kind, Box::new(spec), around, end)
+            run_agent(kind, Box::new(spec), context, end)
         });
-        Ok(ExecutorAgent { run, agent, agent_processes: below, control: leash })
+        Ok(ExecutorAgent { run, agent, agent_processes, control })
     }
 
     async fn start_keeper(&self, mark: &str) -> Result<KeeperHandle, RunError> {
         let failed = |cause: &dyn std::fmt::Display| {
-            RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))
+            RunError::new("keeper_failed", format!("failed to start the keeper: {cause}"))
         };
         become_subreaper().map_err(|cause| failed(&cause))?;
         let mut keepers = self.keepers.lock().await;
@@ -148,13 +148,13 @@ impl AgentExecutor {
         Ok(keeper)
     }
 
-    /// Ends what a dead keeper has left to us.
-    async fn end_lost_processes(&self, below: &AgentProcesses) {
-        let keeper = below.keeper();
+    /// Ends the processes of a dead keeper.
+    async fn end_lost_processes(&self, agent_processes: &AgentProcesses) {
+        let keeper = agent_processes.keeper();
         let mut keepers = self.keepers.lock().await;
-        // Only then have its children fallen to us.
+        // The kernel hands the keeper's children to us only once the keeper is dead.
         keeper.wait_until_lost().await;
-        // A run that was dropped has not taken its keeper out.
+        // The future of a run may have been dropped before it removed its keeper.
         let children = qd_keeper::procfs::children(std::process::id());
         keepers.retain(|pid| *pid != keeper.pid() && children.contains(pid));
         let others: Vec<u32> = keepers.iter().copied().collect();
@@ -162,7 +162,7 @@ impl AgentExecutor {
     }
 }
 
-/// One run with its agent. If it is dropped, so is the agent, and its keeper ends the rest.
+/// One run with its agent. Dropping it drops the agent, and its keeper ends the rest.
 #[derive(Debug)]
 struct ExecutorRun {
     run: RunId,
@@ -174,21 +174,21 @@ struct ExecutorRun {
 impl ExecutorRun {
     async fn drive(&mut self, job: RunAssignment, turn: &RunHandle) -> TurnOutcome {
         let mut job = Some(job);
-        // The cancel, and until when it has to be obeyed.
-        let mut told: Option<(EventNumber, Instant)> = None;
+        // The number of the cancel, and when its grace is over.
+        let mut cancel: Option<(EventNumber, Instant)> = None;
         let mut killed = false;
         let mut approvals = FuturesUnordered::new();
         loop {
             tokio::select! {
-                heard = self.agent.next_event() => match heard {
-                    LocalLinkEvent::Updates(said) => {
-                        for thing in said {
-                            match thing.update {
+                event = self.agent.next_event() => match event {
+                    LocalLinkEvent::Updates(updates) => {
+                        for numbered in updates {
+                            match numbered.update {
                                 AgentUpdate::Ready { steers, .. } => {
                                     self.takes_steers = steers;
                                     self.send_prompt(job.take());
                                 }
-                                // A peer that no longer reads is a cancel, which comes by itself.
+                                // A peer that no longer reads is noticed as a cancel.
                                 AgentUpdate::Turn { update, .. } => drop(turn.send_update(update).await),
                                 AgentUpdate::Ask { ask, .. } => approvals.push(request_approval(turn, ask)),
                                 AgentUpdate::Terminal { outcome, .. } => return outcome,
@@ -200,15 +200,15 @@ impl ExecutorRun {
                     LocalLinkEvent::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => return TurnOutcome::of(TurnStopReason::Cancelled),
                 },
                 Some((ask, answer)) = approvals.next() => self.send_answer(ask, answer),
-                () = turn.cancelled(), if told.is_none() => {
+                () = turn.cancelled(), if cancel.is_none() => {
                     if job.is_some() {
                         return TurnOutcome::of(TurnStopReason::Cancelled);
                     }
                     let number = self.next_number();
-                    told = Some((number, Instant::now() + STOP_GRACE));
+                    cancel = Some((number, Instant::now() + STOP_GRACE));
                     self.agent.send(AgentCommand::Cancel { number, run: self.run.clone() });
                 }
-                number = wait_for_stop_grace(told), if !killed => {
+                number = wait_for_stop_grace(cancel), if !killed => {
                     killed = true;
                     self.agent.send(AgentCommand::Kill { number, run: self.run.clone() });
                 }
@@ -241,23 +241,23 @@ impl ExecutorRun {
     }
 }
 
-/// The next steer of a run that takes any.
-async fn next_steer(turn: &RunHandle, wanted: bool) -> Option<String> {
-    match wanted {
+/// The next steer, if the agent takes steers at all.
+async fn next_steer(turn: &RunHandle, enabled: bool) -> Option<String> {
+    match enabled {
         true => turn.next_steer().await,
         false => pending().await,
     }
 }
 
-/// Waits until a cancel has been given time enough, and gives its number.
-async fn wait_for_stop_grace(told: Option<(EventNumber, Instant)>) -> EventNumber {
-    let Some((number, until)) = told else { return pending().await };
-    tokio::time::sleep_until(until).await;
+/// Waits until the grace of a cancel is over, and returns its number.
+async fn wait_for_stop_grace(cancel: Option<(EventNumber, Instant)>) -> EventNumber {
+    let Some((number, deadline)) = cancel else { return pending().await };
+    tokio::time::sleep_until(deadline).await;
     number
 }
 
-/// What the agent is told. A peer can only say yes or no, so that a yes to a question is the first of its options, and
-/// a no leaves it without an answer.
+/// Asks the peer, and returns the answer for the agent. A peer can only approve or deny: approving a question chooses
+/// the first of its options, denying it leaves it without an answer.
 async fn request_approval(turn: &RunHandle, ask: AskRequest) -> (AskId, AskAnswer) {
     let AskRequest { id, kind, tool, input, prompt, options, .. } = ask;
     let permission_type = match kind {
@@ -283,7 +283,7 @@ async fn request_approval(turn: &RunHandle, ask: AskRequest) -> (AskId, AskAnswe
     (id, answer)
 }
 
-/// What a tool is to work on, as rules see it, where its arguments say so; else all of them.
+/// The resource of an approval: the tool's main argument as policy rules see it, or else all of its input.
 fn approval_resource(tool: &str, input: &Value) -> String {
     match (main_argument(tool, input), input) {
         (Some(argument), _) => argument.into_owned(),

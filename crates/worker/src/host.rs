@@ -1,5 +1,5 @@
-//! A worker's inside: the seats of its sessions, and the way from a connection to one of them. Where connections come
-//! from is not its business: the worker process listens, a joined worker dials, and both give them here.
+//! The sessions of one worker, and the way from a connection to the session it is for. The host does not care where
+//! connections come from: the worker process listens, a joined worker dials, and both pass them on to it.
 
 pub(crate) mod process;
 mod session_host;
@@ -27,33 +27,29 @@ use crate::terminal_window::{self, TerminalWindow};
 
 pub use process::main;
 
-/// Our version, for people.
+/// Our name and version, shown to people.
 pub(crate) const SOFTWARE_VERSION: &str = concat!("quarterdeck ", env!("CARGO_PKG_VERSION"));
 
-/// What a host is made with.
 #[derive(Debug, Clone)]
 pub struct WorkerHostOptions {
-    /// Where the spools are.
+    /// The folder that holds one spool per session.
     pub spool_dir: PathBuf,
-    /// What both sides prove themselves with.
+    /// Both sides of a connection prove that they know this secret.
     pub secret: Secret,
-    /// How long to keep an agent in mid-turn while no daemon comes.
+    /// How long to keep an agent that is in a turn while no daemon is attached.
     pub orphan_busy: Duration,
-    /// How long to keep an agent without a turn while no daemon comes.
+    /// How long to keep an idle agent while no daemon is attached.
     pub orphan_idle: Duration,
 }
 
-/// Why a seat cannot be had.
+/// Why a session cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenSessionError {
-    /// There is one of this name.
-    #[error("the worker `{0}` is here already")]
+    #[error("this process already hosts the worker `{0}`")]
     AlreadyHosted(WorkerId),
-    /// Its spool cannot be made.
-    #[error("failed to make the spool of `{0}`: {1}")]
+    #[error("failed to create the spool of `{0}`: {1}")]
     Spool(WorkerId, io::Error),
-    /// The host ends.
-    #[error("the worker is about to end")]
+    #[error("the worker is shutting down")]
     HostStopping,
 }
 
@@ -77,13 +73,13 @@ impl WorkerHost {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Starts an agent in a seat of its own. It stays until the agent is gone and the daemon knows all that it said.
-    /// Has to be called within a runtime.
+    /// Opens a session and starts its agent. The session stays until the agent has exited and the daemon has
+    /// acknowledged everything it reported. Must be called within a runtime.
     pub fn open_session(&self, spec: Box<AgentSpec>) -> Result<WorkerEndpoint, OpenSessionError> {
         self.open_session_with_secret(spec, self.shared.options.secret.clone())
     }
 
-    /// The same with a secret for this seat alone.
+    /// Like [`Self::open_session`], with a secret for this session alone.
     pub fn open_session_with_secret(
         &self,
         spec: Box<AgentSpec>,
@@ -93,8 +89,8 @@ impl WorkerHost {
         if shared.stopping.is_cancelled() {
             return Err(OpenSessionError::HostStopping);
         }
-        let mut seats = shared.lock_sessions();
-        if seats.contains_key(&spec.worker) {
+        let mut sessions = shared.lock_sessions();
+        if sessions.contains_key(&spec.worker) {
             return Err(OpenSessionError::AlreadyHosted(spec.worker.clone()));
         }
         let folder = FileSpool::folder(&shared.options.spool_dir, &spec.worker);
@@ -108,60 +104,61 @@ impl WorkerHost {
             spool_max: SPOOL_MAX,
             software: SOFTWARE_VERSION.to_owned(),
         };
-        let seat = WorkerEndpoint::new(options, Box::new(spool));
-        let ending = shared.stopping.child_token();
-        let taken = HostedSession {
+        let endpoint = WorkerEndpoint::new(options, Box::new(spool));
+        let shutdown = shared.stopping.child_token();
+        let hosted = HostedSession {
             session: spec.session.clone(),
-            endpoint: seat.clone(),
+            endpoint: endpoint.clone(),
             window: Arc::default(),
-            shutdown: ending.clone(),
+            shutdown: shutdown.clone(),
             disconnect: CancellationToken::new(),
         };
-        let window = Arc::clone(&taken.window);
-        seats.insert(spec.worker.clone(), taken);
-        drop(seats);
+        let window = Arc::clone(&hosted.window);
+        sessions.insert(spec.worker.clone(), hosted);
+        drop(sessions);
         shared.publish_session_count();
-        let place = SessionHost::new(Arc::clone(shared), seat.clone(), spec, folder, window, ending);
-        shared.tasks.spawn(place.run());
-        Ok(seat)
+        let session_host =
+            SessionHost::new(Arc::clone(shared), endpoint.clone(), spec, folder, window, shutdown);
+        shared.tasks.spawn(session_host.run());
+        Ok(endpoint)
     }
 
-    /// Serves one connection until it ends: finds the seat that it is for, or makes one of what it is told to start.
+    /// Serves one connection until it ends: finds its session, or opens one if the daemon asks to start an agent.
     pub async fn serve_connection<W: ByteStream>(&self, mut socket: Socket<W>) -> Result<(), SocketError> {
         let hello = read_hello(&mut socket).await?;
         let shared = &self.shared;
-        let (seat, over, started) = match shared.find_session(&hello) {
-            Some((seat, over)) => (seat, over, Err((socket, hello))),
+        let (endpoint, disconnect, started) = match shared.find_session(&hello) {
+            Some((endpoint, disconnect)) => (endpoint, disconnect, Err((socket, hello))),
             None => {
                 let started =
                     receive_agent_start(socket, hello, &shared.options.secret, SOFTWARE_VERSION).await?;
-                let seat = self.open_session(started.spec.clone()).map_err(|error| {
+                let endpoint = self.open_session(started.spec.clone()).map_err(|error| {
                     tracing::warn!(session = %started.spec.session, %error, "a session could not be started");
                     SocketError::Closed
                 })?;
-                let over = shared.disconnect_token(&started.spec.worker).unwrap_or_default();
-                (seat, over, Ok(started))
+                let disconnect = shared.disconnect_token(&started.spec.worker).unwrap_or_default();
+                (endpoint, disconnect, Ok(started))
             }
         };
         let serve = async {
             match started {
-                Ok(started) => seat.serve_started(started).await,
-                Err((socket, hello)) => seat.serve(socket, hello).await,
+                Ok(started) => endpoint.serve_started(started).await,
+                Err((socket, hello)) => endpoint.serve(socket, hello).await,
             }
         };
         tokio::select! {
             served = serve => served,
-            // Nothing is left to be said, and the daemon knows it.
-            () = over.cancelled() => Ok(()),
+            // The session is over and the daemon has acknowledged all of it.
+            () = disconnect.cancelled() => Ok(()),
         }
     }
 
-    /// Serves one connection of a person who looks at a session's terminal, until it ends.
+    /// Serves one connection of a person who watches a session's terminal, until it ends.
     pub async fn serve_viewer<W: ByteStream>(&self, mut socket: Socket<W>) -> Result<(), SocketError> {
-        let look =
+        let request =
             qd_link::terminal_handshake::read_terminal_request(&mut socket, &self.shared.options.secret)
                 .await?;
-        let Some(viewer) = self.shared.open_viewer(&look) else {
+        let Some(viewer) = self.shared.open_viewer(&request) else {
             let message = "the session's agent has no terminal";
             return Err(
                 qd_link::terminal_handshake::refuse_terminal(&mut socket, "no_terminal", message).await
@@ -171,29 +168,29 @@ impl WorkerHost {
         terminal_window::serve_viewer(socket, viewer).await
     }
 
-    /// The seats that are taken: whose, and by which worker of theirs.
+    /// The sessions hosted here, each with the id of its worker.
     pub fn hosted_sessions(&self) -> Vec<(SessionId, WorkerId)> {
         self.shared
             .lock_sessions()
             .iter()
-            .map(|(worker, taken)| (taken.session.clone(), worker.clone()))
+            .map(|(worker, hosted)| (hosted.session.clone(), worker.clone()))
             .collect()
     }
 
-    /// Ends an agent that nobody wants any more, with all that it started and said.
+    /// Ends an agent that the daemon no longer wants, with its processes and its spool.
     pub fn close_session(&self, worker: &WorkerId) {
-        if let Some(taken) = self.shared.lock_sessions().get(worker) {
-            taken.shutdown.cancel();
+        if let Some(hosted) = self.shared.lock_sessions().get(worker) {
+            hosted.shutdown.cancel();
         }
     }
 
-    /// How many sessions there are, now and from now on.
+    /// The number of sessions; the receiver is notified when it changes.
     pub fn session_count(&self) -> watch::Receiver<usize> {
         self.shared.session_count.subscribe()
     }
 
-    /// Ends every agent with all that it started, and returns when that is done. What the daemon does not know yet
-    /// stays in the spools.
+    /// Ends every agent with all its processes, and returns when that is done. Updates that the daemon has not
+    /// acknowledged stay in the spools.
     pub async fn stop(&self) {
         self.shared.stopping.cancel();
         self.shared.tasks.close();
@@ -201,27 +198,27 @@ impl WorkerHost {
     }
 }
 
-/// What the places of a host have in common.
+/// State shared by the sessions of a host.
 #[derive(Debug)]
 struct WorkerHostState {
     options: WorkerHostOptions,
     sessions: Mutex<HashMap<WorkerId, HostedSession>>,
     session_count: watch::Sender<usize>,
-    /// The keepers, by pid. Locked also while one is started or lost, since children that belong to no keeper are then
-    /// told from a keeper that is not in here yet.
+    /// The pids of the keepers. The lock is also held while a keeper is started or lost: a child that belongs to no
+    /// keeper must not be confused with a keeper that is not in the set yet.
     keepers: tokio::sync::Mutex<HashSet<u32>>,
     tasks: TaskTracker,
     stopping: CancellationToken,
 }
 
-/// A seat that is not free.
+/// A session that this host holds.
 #[derive(Debug)]
 struct HostedSession {
     session: SessionId,
     endpoint: WorkerEndpoint,
-    /// Where people look at its terminal.
+    /// Serves people who watch its terminal.
     window: Arc<TerminalWindow>,
-    /// Ends its agent; the host's own end does as well.
+    /// Ends its agent. Cancelled with the host's own shutdown as well.
     shutdown: CancellationToken,
     /// Ends the connections that serve it.
     disconnect: CancellationToken,
@@ -232,36 +229,36 @@ impl WorkerHostState {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The seat that a connection is for. One of the same session and another worker is given as well, so that it
-    /// refuses, unless its agent is gone: then only its last words are in nobody's way.
+    /// Finds the session that a connection is for. A session that is held for another worker id is returned as well,
+    /// so that its endpoint refuses the connection. If that session's agent has exited, it is not returned: all that
+    /// remains is its unacknowledged tail, which is in nobody's way.
     fn find_session(&self, hello: &v1::DaemonHello) -> Option<(WorkerEndpoint, CancellationToken)> {
-        let seats = self.lock_sessions();
-        let rival = |taken: &&HostedSession| {
-            taken.session == hello.session
-                && taken.endpoint.watch_status().borrow().presence != v1::AgentPresence::Gone
+        let sessions = self.lock_sessions();
+        let rival = |hosted: &&HostedSession| {
+            hosted.session == hello.session
+                && hosted.endpoint.watch_status().borrow().presence != v1::AgentPresence::Gone
         };
-        let found = seats.get(&hello.worker).or_else(|| seats.values().find(rival))?;
+        let found = sessions.get(&hello.worker).or_else(|| sessions.values().find(rival))?;
         Some((found.endpoint.clone(), found.disconnect.clone()))
     }
 
-    fn open_viewer(&self, look: &TerminalRequest) -> Option<ScreenViewer> {
+    fn open_viewer(&self, request: &TerminalRequest) -> Option<ScreenViewer> {
         let window = {
-            let seats = self.lock_sessions();
-            let taken = seats.get(&look.worker).filter(|taken| taken.session == look.session)?;
-            Arc::clone(&taken.window)
+            let sessions = self.lock_sessions();
+            let hosted = sessions.get(&request.worker).filter(|hosted| hosted.session == request.session)?;
+            Arc::clone(&hosted.window)
         };
         window.open_viewer()
     }
 
     fn disconnect_token(&self, worker: &WorkerId) -> Option<CancellationToken> {
-        self.lock_sessions().get(worker).map(|taken| taken.disconnect.clone())
+        self.lock_sessions().get(worker).map(|hosted| hosted.disconnect.clone())
     }
 
-    /// Frees a seat.
     fn remove_session(&self, worker: &WorkerId) {
-        let taken = self.lock_sessions().remove(worker);
-        if let Some(taken) = taken {
-            taken.disconnect.cancel();
+        let hosted = self.lock_sessions().remove(worker);
+        if let Some(hosted) = hosted {
+            hosted.disconnect.cancel();
         }
         self.publish_session_count();
     }

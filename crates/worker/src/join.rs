@@ -1,6 +1,6 @@
-//! A worker on another machine: it dials a daemon, offers its agents, and holds those of the sessions that it is given.
-//! Connections may break as they like; the agents go on, and the worker dials again until it is told to end. How a
-//! stream to the daemon is made, and whether its certificate is the right one, is the caller's business.
+//! A worker on another machine: dials a daemon, offers its agents, and hosts the sessions that the daemon gives it.
+//! When a connection breaks, the agents go on and the worker dials again until it is told to stop. The caller opens the
+//! stream to the daemon and checks its certificate.
 
 mod control;
 mod directories;
@@ -26,99 +26,96 @@ use directories::{SpoolFolder, resolve_directory};
 
 pub use qd_link::socket::ByteStream;
 
-/// The first and the longest pause before the daemon is dialled again.
+/// The first and the longest pause before the worker dials again.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How often a session's connection is tried. Then the daemon asks for it again, if it still wants it.
+/// How many times a session's connection is tried. If the daemon still wants it after that, it asks again.
 const LINK_TRIES: u32 = 6;
 
-/// What a worker joins with.
 #[derive(Debug, Clone)]
 pub struct WorkerJoinOptions {
-    /// The worker token.
     pub token: Secret,
-    /// What people call this machine.
+    /// The name that people know this machine by.
     pub name: String,
-    /// What it can be chosen by.
+    /// Labels that sessions select workers by.
     pub labels: Vec<String>,
-    /// The agents that it offers.
     pub offers: Vec<AgentOffer>,
-    /// Where sessions work whose directory is not here.
+    /// Where to look for a session's directory if its path does not exist on this machine.
     pub workspace_root: Option<PathBuf>,
-    /// Where spools are kept, below a folder of this process's own.
+    /// The parent folder of the spools; each process uses its own folder below it.
     pub spool_dir: PathBuf,
 }
 
-/// An agent that a worker offers.
+/// An agent that a joined worker offers.
 #[derive(Debug, Clone)]
 pub struct AgentOffer {
-    /// What the daemon is told of it.
+    /// The description sent to the daemon.
     pub agent: Agent,
-    /// How it is started here.
+    /// How the agent is started on this machine.
     pub manifest: Manifest,
 }
 
-/// How the daemon is reached.
+/// Opens streams to the daemon.
 pub trait DaemonDialer: Clone + Send + Sync + 'static {
-    /// The `Host` header.
+    /// The value of the `Host` header.
     fn host_header(&self) -> String;
-    /// A stream to it, over TLS if need be.
+    /// A stream to the daemon, over TLS if the address asks for it.
     fn open_stream(&self) -> impl Future<Output = Result<Box<dyn ByteStream>, DaemonDialError>> + Send;
 }
 
-/// Why there is no stream to a daemon.
+/// Why no stream to the daemon could be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DaemonDialError {
-    /// It may be there later.
+    /// The daemon cannot be reached now; it may be reachable later.
     #[error("{0}")]
     Unreachable(String),
-    /// Who answers is somebody else.
+    /// The server that answers is not the daemon we trust.
     #[error("{0}")]
     Untrusted(String),
 }
 
-/// What a person may want to know.
+/// A change of the connection that a person may want to know about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JoinStatus {
-    /// It works for the daemon, under this name.
+    /// The daemon accepted the worker under this name.
     Joined(String),
-    /// The daemon is not there; it is dialled again.
+    /// The connection is lost, for this reason; the worker dials again.
     Disconnected(String),
 }
 
-/// Why a worker does not work for the daemon any more, or never did.
+/// Why a worker cannot join the daemon, or has to leave it.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerJoinError {
     /// The token is wrong or was revoked.
-    #[error("the daemon does not take the token: {0}")]
+    #[error("the daemon did not accept the token: {0}")]
     Unauthorized(String),
-    /// The daemon will have nothing to do with us.
-    #[error("the daemon refuses: {0}")]
+    /// The daemon refused the worker for another reason.
+    #[error("the daemon refused this worker: {0}")]
     Refused(String),
-    /// Somebody else answers in the daemon's place.
+    /// Another server answers at the daemon's address.
     #[error("{0}")]
     Untrusted(String),
-    /// There is no room for the spools.
-    #[error("failed to keep anything in {0}: {1}")]
+    /// The folder for the spools cannot be created.
+    #[error("failed to create the spool folder in {0}: {1}")]
     SpoolFolder(PathBuf, io::Error),
-    /// The kernel does not let us look after what agents start.
-    #[error("failed to become the keeper of what agents start: {0}")]
+    /// The kernel does not make this process a subreaper, so it could not find the processes that agents start.
+    #[error("failed to become the subreaper of the agents' processes: {0}")]
     Subreaper(io::Error),
 }
 
-/// Works for a daemon until `stop` resolves, then ends its agents. Has to be called within a runtime.
+/// Works for a daemon until `stop` resolves, then ends its agents. Must be called within a runtime.
 pub async fn join_daemon<D: DaemonDialer>(
     options: WorkerJoinOptions,
-    dial: D,
+    dialer: D,
     stop: impl Future<Output = ()>,
-    tell: impl FnMut(JoinStatus),
+    report: impl FnMut(JoinStatus),
 ) -> Result<(), WorkerJoinError> {
     qd_keeper::become_subreaper().map_err(WorkerJoinError::Subreaper)?;
     let dir = options.spool_dir.clone();
     let folder = SpoolFolder::create(&dir).map_err(|error| WorkerJoinError::SpoolFolder(dir, error))?;
     let host = WorkerHost::new(WorkerHostOptions {
         spool_dir: folder.path().to_owned(),
-        // Each session brings its own; nobody can start one here who was not sent by the control connection.
+        // Never used: each session brings its own secret, and only the control connection starts sessions here.
         secret: Secret(random_secret()),
         orphan_busy: Duration::from_secs(ORPHAN_BUSY_S),
         orphan_idle: Duration::from_secs(ORPHAN_IDLE_S),
@@ -126,19 +123,19 @@ pub async fn join_daemon<D: DaemonDialer>(
     let name = folder.name().to_owned();
     let mut worker = WorkerJoinClient {
         options,
-        dialer: dial,
+        dialer,
         host: host.clone(),
         host_name: name,
         links: LinkTasks::default(),
     };
-    let end = async {
+    let stop_host = async {
         stop.await;
         host.stop().await;
     };
     let ended = tokio::select! {
-        // The connections to the very end, so that the last words may be heard.
-        () = end => Ok(()),
-        error = worker.stay_joined(tell) => Err(error),
+        // Connections are served to the very end, so that the daemon gets the last updates.
+        () = stop_host => Ok(()),
+        error = worker.stay_joined(report) => Err(error),
     };
     if ended.is_err() {
         host.stop().await;
@@ -146,37 +143,37 @@ pub async fn join_daemon<D: DaemonDialer>(
     ended
 }
 
-/// A process that works for a daemon.
+/// A process that has joined a daemon, or is trying to.
 struct WorkerJoinClient<D> {
     options: WorkerJoinOptions,
     dialer: D,
     host: WorkerHost,
-    /// Made once, so that the daemon knows us again.
+    /// Random and fixed for the life of the process, so that the daemon recognises it after a reconnect.
     host_name: String,
     links: LinkTasks,
 }
 
 impl<D: DaemonDialer> WorkerJoinClient<D> {
-    /// Stays joined for as long as that is possible.
-    async fn stay_joined(&mut self, mut tell: impl FnMut(JoinStatus)) -> WorkerJoinError {
+    /// Dials the daemon again and again. Returns only when another attempt makes no sense.
+    async fn stay_joined(&mut self, mut report: impl FnMut(JoinStatus)) -> WorkerJoinError {
         let mut pause = ReconnectBackoff::default();
-        let (mut joined_before, mut is_told) = (false, false);
+        let (mut joined_before, mut reported) = (false, false);
         loop {
             let mut joined = false;
             let ended = self.serve_control(|name| {
                 joined = true;
-                tell(JoinStatus::Joined(name));
+                report(JoinStatus::Joined(name));
             });
-            let why = match Box::pin(ended).await {
+            let reason = match Box::pin(ended).await {
                 ControlConnectionEnd::Refused(error) => return error,
                 ControlConnectionEnd::WrongDaemon(error) if !joined_before => return error,
                 ControlConnectionEnd::WrongDaemon(error) => error.to_string(),
-                ControlConnectionEnd::Broken(why) => why,
+                ControlConnectionEnd::Broken(reason) => reason,
             };
-            // Once for each time that it is away, and not for every try.
-            if joined || !is_told {
-                tell(JoinStatus::Disconnected(why));
-                is_told = true;
+            // Report each disconnection once, not every attempt.
+            if joined || !reported {
+                report(JoinStatus::Disconnected(reason));
+                reported = true;
             }
             joined_before |= joined;
             if joined {
@@ -186,54 +183,54 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
         }
     }
 
-    /// Holds an agent, or says why not.
+    /// Opens a session and its connection. Returns the refusal if that is not possible.
     fn open_session(&mut self, mut spec: Box<AgentSpec>, secret: Secret) -> Option<WorkerJoinFrame> {
-        let seat = SessionWorker { session: spec.session.clone(), worker: spec.worker.clone() };
+        let id = SessionWorker { session: spec.session.clone(), worker: spec.worker.clone() };
         let Some(offer) = self.options.offers.iter().find(|offer| offer.agent.name == spec.agent) else {
             let message = format!("this worker does not offer the agent {}", spec.agent);
-            return Some(session_refused(seat, "unknown_agent", message));
+            return Some(session_refused(id, "unknown_agent", message));
         };
-        // Never another's: what is started on this machine is for this machine to say.
+        // Never the daemon's manifest: each machine decides for itself which program it starts.
         spec.manifest = Some(Box::new(offer.manifest.clone()));
         match resolve_directory(&spec.cwd, self.options.workspace_root.as_deref()) {
             Ok(here) => spec.cwd = here,
-            Err(message) => return Some(session_refused(seat, "path_not_found", message)),
+            Err(message) => return Some(session_refused(id, "path_not_found", message)),
         }
         match self.host.open_session_with_secret(spec, secret) {
-            // It was asked for before, and the answer was lost.
+            // The daemon repeats the order if our connection did not arrive.
             Ok(_) | Err(OpenSessionError::AlreadyHosted(_)) => {}
-            Err(error) => return Some(session_refused(seat, "agent_not_started", error.to_string())),
+            Err(error) => return Some(session_refused(id, "agent_not_started", error.to_string())),
         }
-        self.start_link(seat);
+        self.start_link(id);
         None
     }
 
-    /// Dials for a session that is held here.
-    fn dial_for_session(&mut self, seat: SessionWorker) -> Option<WorkerJoinFrame> {
-        if !self.host.hosted_sessions().contains(&(seat.session.clone(), seat.worker.clone())) {
+    /// Dials for a session that is already hosted here.
+    fn dial_for_session(&mut self, id: SessionWorker) -> Option<WorkerJoinFrame> {
+        if !self.host.hosted_sessions().contains(&(id.session.clone(), id.worker.clone())) {
             return Some(session_refused(
-                seat,
+                id,
                 "unknown_session",
-                "this worker does not hold it any more".to_owned(),
+                "this worker no longer hosts the session".to_owned(),
             ));
         }
-        self.start_link(seat);
+        self.start_link(id);
         None
     }
 
-    fn start_link(&mut self, seat: SessionWorker) {
-        let path = format!("/v1/workers/link?session={}&worker={}", seat.session, seat.worker);
-        let (dial, token, host) = (self.dialer.clone(), self.options.token.clone(), self.host.clone());
-        self.links.replace(seat.worker, async move {
+    fn start_link(&mut self, id: SessionWorker) {
+        let path = format!("/v1/workers/link?session={}&worker={}", id.session, id.worker);
+        let (dialer, token, host) = (self.dialer.clone(), self.options.token.clone(), self.host.clone());
+        self.links.replace(id.worker, async move {
             let mut pause = ReconnectBackoff::default();
             for _ in 0..LINK_TRIES {
-                match open_socket(&dial, &token, path.clone()).await {
+                match open_socket(&dialer, &token, path.clone()).await {
                     Ok(socket) => {
                         let served = host.serve_connection(socket).await;
                         tracing::debug!(?served, "a session's connection has ended");
                         return;
                     }
-                    // Nobody waits for it any more.
+                    // The daemon no longer waits for this connection.
                     Err(DaemonConnectError::Socket(SocketError::Refused { .. })) => return,
                     Err(_) => tokio::time::sleep(pause.next()).await,
                 }
@@ -242,7 +239,7 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
     }
 }
 
-/// The connections of sessions, at most one of each: a newer one ends the older.
+/// The connections of the sessions, at most one each: a newer connection ends the older one.
 #[derive(Debug, Default)]
 struct LinkTasks {
     tasks: JoinSet<()>,
@@ -260,42 +257,42 @@ impl LinkTasks {
     }
 }
 
-/// Why there is no WebSocket to a daemon.
+/// Why no WebSocket connection to the daemon could be opened.
 #[derive(Debug, thiserror::Error)]
 enum DaemonConnectError {
     #[error(transparent)]
     Dial(#[from] DaemonDialError),
     #[error(transparent)]
     Socket(#[from] SocketError),
-    #[error("who answers there is no daemon that takes workers")]
+    #[error("the server at this address is not a daemon that accepts workers")]
     NotADaemon,
 }
 
-/// A WebSocket to the daemon.
 async fn open_socket<D: DaemonDialer>(
-    dial: &D,
+    dialer: &D,
     token: &Secret,
     path: String,
 ) -> Result<Socket<Box<dyn ByteStream>>, DaemonConnectError> {
-    let wire = dial.open_stream().await?;
+    let stream = dialer.open_stream().await?;
     let upgrade = ClientUpgrade {
-        host: dial.host_header(),
+        host: dialer.host_header(),
         path,
         subprotocol: Some(SUBPROTOCOL.to_owned()),
         token: Some(token.0.clone()),
     };
-    match Socket::connect(wire, &upgrade).await? {
+    match Socket::connect(stream, &upgrade).await? {
         (socket, true) => Ok(socket),
         (_, false) => Err(DaemonConnectError::NotADaemon),
     }
 }
 
-fn session_refused(seat: SessionWorker, code: &str, message: String) -> WorkerJoinFrame {
-    let SessionWorker { session, worker } = seat;
+fn session_refused(id: SessionWorker, code: &str, message: String) -> WorkerJoinFrame {
+    let SessionWorker { session, worker } = id;
     WorkerJoinFrame::Refused { session, worker, code: code.to_owned(), message }
 }
 
-/// Pauses that grow, each shortened by chance so that many who lost the same daemon do not come back at once.
+/// Pauses that double up to [`PAUSE_MAX`]. Each is shortened at random, so that workers that lost the same daemon do
+/// not all return at once.
 #[derive(Debug)]
 struct ReconnectBackoff(Duration);
 
@@ -319,7 +316,7 @@ fn random_bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// A word that nobody can guess.
+/// A string that cannot be guessed.
 fn random_secret() -> String {
     WorkerId::from_random(&random_bytes::<26>()).as_str().trim_start_matches(WorkerId::PREFIX).to_owned()
 }

@@ -1,18 +1,17 @@
-//! Agents, and the process that holds them. Everything an agent says leaves through a link; nothing here touches the
-//! journal, and nothing here is part of the daemon's process.
+//! The worker: the process that holds agents, and the drivers that talk to them. Everything an agent reports leaves
+//! through a link. Nothing here touches the journal, and nothing here runs in the daemon's process.
 //!
 //! Layout, in reading order:
-//! - [`host`]: the worker process: its sessions, and the way from a connection to one of them.
-//! - [`join`]: the same on another machine, which dials the daemon instead.
-//! - `agent`: the life of one agent, from its start to its end; `below`: what it started.
-//! - `turn`: what a turn may say and hear, and the commands that wait for it; `meter`: what it has used.
-//! - `drivers`: one room per way to reach an agent; `kinds`: which of them an agent is reached by.
-//! - `redact`: secrets are taken out before anything is kept; `record`: how the process
-//!   is found.
-//! - `window`: where people look at an agent's terminal.
-//! - `executor`: the same agents behind a worker that anybody may talk to.
-//! - [`roots`]: whom a connection out of here by TLS trusts.
-//! - [`script`]: the scripted agent, a process of its own; [`tty`]: the step before a program that wants a terminal.
+//! - [`host`]: the worker process: its sessions, and how a connection finds its session.
+//! - [`join`]: the same on another machine, which dials the daemon instead of listening.
+//! - `agent`: one agent from its start to its end; `agent_processes`: the processes it started.
+//! - `turn`: what a driver can send and receive during a turn; `meter`: what the turn has used.
+//! - `drivers`: one module per way to reach an agent; `agent_kind`: which of them an agent uses.
+//! - `redact`: removes secrets before anything is stored or sent; `announcement`: how the daemon finds this process.
+//! - `terminal_window`: serves people who watch an agent's terminal.
+//! - [`executor()`]: the same agents behind the public worker SDK, for any client.
+//! - [`root_certificates`]: the certificates that outgoing TLS connections trust.
+//! - [`script`]: the scripted agent, a process of its own; [`tty`]: gives a program its terminal and becomes it.
 
 mod agent;
 mod agent_kind;

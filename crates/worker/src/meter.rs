@@ -1,5 +1,5 @@
-//! What a turn has used: time, model calls, money. It is counted from the prompt on and judged only while no daemon is
-//! attached, since a daemon counts the session's other runs and the sessions below as well.
+//! What a turn has used: time, model calls, money. It is counted from the prompt on, but limits are enforced here only
+//! while no daemon is attached: the daemon also counts the session's other runs and its child sessions.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,28 +8,27 @@ use qd_protocol::link::{TurnLimits, TurnStopReason, TurnUpdate};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The counters of one turn.
 #[derive(Debug, Default)]
 pub(crate) struct TurnMeter {
     state: Mutex<MeterState>,
-    /// Wakes the judge: something was counted, or a wait began or ended.
+    /// Wakes [`TurnMeter::wait_until_exceeded`]: something was counted, or the clock was paused or resumed.
     changed: Notify,
 }
 
 #[derive(Debug)]
 struct MeterState {
-    /// Run time up to `since`.
+    /// Run time up to `running_since`.
     spent: Duration,
-    /// When run time began to count again; `None` while an ask is open.
+    /// When the clock last started; `None` while an ask is open.
     running_since: Option<Instant>,
-    /// Asks that somebody waits for.
+    /// The number of asks that wait for an answer.
     open_asks: usize,
-    /// Model calls as the agent reports them.
+    /// Model calls that the agent reported.
     reported_calls: u32,
-    /// Tool calls, each of which counts as a model call of an agent that reports none.
+    /// Tool calls. Each counts as a model call if the agent reports none.
     tool_calls: u32,
     cost_usd: f64,
-    /// How far each of them may go.
+    /// Absolute limits on the counters above.
     limits: TurnLimits,
 }
 
@@ -48,10 +47,10 @@ impl Default for MeterState {
 }
 
 impl TurnMeter {
-    /// Counts what was said.
-    pub(crate) fn count_update(&self, what: &TurnUpdate) {
+    /// Counts an update of the turn.
+    pub(crate) fn count_update(&self, update: &TurnUpdate) {
         let mut state = self.lock();
-        match what {
+        match update {
             TurnUpdate::ModelCall => state.reported_calls = state.reported_calls.saturating_add(1),
             TurnUpdate::ToolStarted { .. } => state.tool_calls = state.tool_calls.saturating_add(1),
             TurnUpdate::Usage { usage } => state.cost_usd += usage.cost_usd,
@@ -61,26 +60,25 @@ impl TurnMeter {
         self.changed.notify_one();
     }
 
-    /// Says what is left from now on.
-    pub(crate) fn set_remaining(&self, left: &TurnLimits) {
+    /// Sets what the turn may still use from now on.
+    pub(crate) fn set_remaining(&self, remaining: &TurnLimits) {
         let mut state = self.lock();
         let spent = u64::try_from(state.run_time().as_millis()).unwrap_or(u64::MAX);
         state.limits = TurnLimits {
-            timeout_ms: left.timeout_ms.map(|left| spent.saturating_add(left)),
-            max_turns: left.max_turns.map(|left| state.model_calls().saturating_add(left)),
-            budget_usd: left.budget_usd.map(|left| state.cost_usd + left),
-            grace_ms: left.grace_ms,
+            timeout_ms: remaining.timeout_ms.map(|remaining| spent.saturating_add(remaining)),
+            max_turns: remaining.max_turns.map(|remaining| state.model_calls().saturating_add(remaining)),
+            budget_usd: remaining.budget_usd.map(|remaining| state.cost_usd + remaining),
+            grace_ms: remaining.grace_ms,
         };
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Run time so far.
     pub(crate) fn run_time(&self) -> Duration {
         self.lock().run_time()
     }
 
-    /// Stops the clock while somebody waits for a person.
+    /// Stops the clock while the agent waits for a person.
     pub(crate) fn pause_clock(&self) -> ClockPause<'_> {
         let mut state = self.lock();
         state.open_asks += 1;
@@ -92,16 +90,16 @@ impl TurnMeter {
         ClockPause { meter: self }
     }
 
-    /// Waits until one of the limits is passed, and tells which. Nothing is lost if the wait is given up.
+    /// Waits until one of the limits is exceeded, and returns which. Dropping the wait loses nothing.
     pub(crate) async fn wait_until_exceeded(&self) -> TurnStopReason {
         loop {
-            let (over, left) = self.check_limits();
-            if let Some(stop) = over {
+            let (exceeded, remaining) = self.check_limits();
+            if let Some(stop) = exceeded {
                 return stop;
             }
-            match left {
-                Some(left) => tokio::select! {
-                    () = tokio::time::sleep(left) => {}
+            match remaining {
+                Some(remaining) => tokio::select! {
+                    () = tokio::time::sleep(remaining) => {}
                     () = self.changed.notified() => {}
                 },
                 None => self.changed.notified().await,
@@ -109,23 +107,23 @@ impl TurnMeter {
         }
     }
 
-    /// Which limit is passed; if none, how long until the time is over.
+    /// Returns the exceeded limit, or else the time until the timeout.
     fn check_limits(&self) -> (Option<TurnStopReason>, Option<Duration>) {
         let state = self.lock();
         let MeterState { limits, .. } = &*state;
         let (spent, calls) = (state.run_time(), state.model_calls());
         let time = limits.timeout_ms.map(Duration::from_millis);
-        let over = if time.is_some_and(|time| spent >= time) {
+        let exceeded = if time.is_some_and(|time| spent >= time) {
             Some(TurnStopReason::Timeout)
-        } else if limits.max_turns.is_some_and(|most| calls > most) {
+        } else if limits.max_turns.is_some_and(|max| calls > max) {
             Some(TurnStopReason::MaxTurns)
-        } else if limits.budget_usd.is_some_and(|most| state.cost_usd >= most) {
+        } else if limits.budget_usd.is_some_and(|max| state.cost_usd >= max) {
             Some(TurnStopReason::BudgetExceeded)
         } else {
             None
         };
-        let left = time.filter(|_| state.running_since.is_some()).map(|time| time.saturating_sub(spent));
-        (over, left)
+        let remaining = time.filter(|_| state.running_since.is_some()).map(|time| time.saturating_sub(spent));
+        (exceeded, remaining)
     }
 
     fn lock(&self) -> MutexGuard<'_, MeterState> {
@@ -143,7 +141,7 @@ impl MeterState {
     }
 }
 
-/// An ask that somebody waits for; until it is dropped, the clock stands.
+/// Keeps the clock paused until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ClockPause<'a> {
     meter: &'a TurnMeter,
@@ -188,11 +186,11 @@ mod tests {
         let meter = TurnMeter::default();
         meter.set_remaining(&TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() });
         tokio::time::sleep(Duration::from_millis(400)).await;
-        let (one, two) = (meter.pause_clock(), meter.pause_clock());
+        let (first, second) = (meter.pause_clock(), meter.pause_clock());
         tokio::time::sleep(Duration::from_secs(3600)).await;
-        drop(one);
+        drop(first);
         tokio::time::sleep(Duration::from_secs(3600)).await;
-        drop(two);
+        drop(second);
         let start = Instant::now();
         assert_eq!(meter.wait_until_exceeded().await, TurnStopReason::Timeout);
         assert_eq!(start.elapsed(), Duration::from_millis(600));
@@ -213,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn limits_that_come_later_are_what_is_left_from_then_on() {
+    async fn later_limits_count_from_the_moment_they_arrive() {
         let meter = TurnMeter::default();
         meter.set_remaining(&TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() });
         meter.count_update(&tool_started());
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn money_that_is_spent_wakes_who_waits_for_it() {
+    async fn spent_money_wakes_the_wait_for_a_limit() {
         let meter = TurnMeter::default();
         meter.set_remaining(&TurnLimits { budget_usd: Some(1.0), ..TurnLimits::default() });
         meter.count_update(&usage_of_cost(0.5));

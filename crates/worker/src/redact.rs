@@ -1,6 +1,6 @@
-//! Takes secrets out of all that an agent says, before it is numbered or kept, and then makes it fit its events. A
-//! secret that comes in pieces is found as well: the end of a piece that may be the beginning of a secret is held back
-//! until more of its stream is there, whatever else is said meanwhile, or the stream is over.
+//! Removes secrets from everything an agent reports, before it is numbered or stored, and then makes each update fit
+//! its event. A secret that arrives in pieces is found as well: the end of a piece that may be the beginning of a
+//! secret is held back until more of its stream arrives, whatever comes in between, or until the stream is over.
 
 mod secrets;
 
@@ -18,19 +18,19 @@ use qd_link::event_size;
 use secrets::RedactionMark;
 pub(crate) use secrets::SecretMatcher;
 
-/// What follows the output of a tool that gave out too much.
+/// Appended to the output of a tool that printed too much.
 const CUT_NOTICE: &str = "\n[cut: the rest of the output is left out]";
 
-/// The filter of one agent.
+/// The output filter of one agent.
 #[derive(Debug)]
 pub(crate) struct Redactor {
     secrets: SecretMatcher,
-    /// The streams that may go on. Late words make one as well, which is over when anything else is said.
+    /// The streams that may go on. Text that arrives after a turn is a stream too, which the next turn ends.
     streams: BTreeMap<TextStreamKey, TextStreamTail>,
 }
 
 impl Redactor {
-    /// A filter for these secrets, which may be none.
+    /// A filter for these secrets, if there are any.
     pub(crate) fn new_filter(secrets: SecretMatcher) -> Box<dyn AgentOutputFilter> {
         Box::new(Self { secrets, streams: BTreeMap::new() })
     }
@@ -44,7 +44,7 @@ impl Redactor {
         out.extend(tail.next_update(stream, found.text));
     }
 
-    /// Sets free what is held of the streams that are over.
+    /// Releases the held text of the streams that are over.
     fn flush_streams(&mut self, is_over: impl Fn(&TextStreamKey) -> bool, out: &mut Vec<AgentUpdate>) {
         let over: Vec<TextStreamKey> =
             self.streams.keys().filter(|stream| is_over(stream)).cloned().collect();
@@ -58,8 +58,8 @@ impl Redactor {
 }
 
 impl AgentOutputFilter for Redactor {
-    fn filter_update(&mut self, mut up: AgentUpdate, out: &mut Vec<AgentUpdate>) {
-        match &up {
+    fn filter_update(&mut self, mut update: AgentUpdate, out: &mut Vec<AgentUpdate>) {
+        match &update {
             AgentUpdate::Turn { run, .. }
             | AgentUpdate::Ask { run, .. }
             | AgentUpdate::Terminal { run, .. } => {
@@ -73,7 +73,7 @@ impl AgentOutputFilter for Redactor {
             | AgentUpdate::SteerTaken { .. }
             | AgentUpdate::SteerMissed { .. } => {}
         }
-        match up {
+        match update {
             AgentUpdate::Turn { run, update: TurnUpdate::Text { text } } => {
                 return self.redact_piece(TextStreamKey { run, kind: TextStreamKind::Text }, text, out);
             }
@@ -90,23 +90,23 @@ impl AgentOutputFilter for Redactor {
             }
             _ => {}
         }
-        self.secrets.redact_update(&mut up);
-        match &up {
+        self.secrets.redact_update(&mut update);
+        match &update {
             AgentUpdate::Turn { update: TurnUpdate::ToolFinished { call_id, .. }, .. } => {
                 self.flush_streams(
-                    |stream| matches!(&stream.kind, TextStreamKind::ToolOutput(of) if of == call_id),
+                    |stream| matches!(&stream.kind, TextStreamKind::ToolOutput(id) if id == call_id),
                     out,
                 );
             }
             AgentUpdate::Terminal { .. } => self.flush_streams(|_| true, out),
             _ => {}
         }
-        event_size::fit_update(&mut up);
-        out.push(up);
+        event_size::fit_update(&mut update);
+        out.push(update);
     }
 }
 
-/// Text that belongs together.
+/// Identifies pieces of text that belong together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct TextStreamKey {
     run: RunId,
@@ -120,20 +120,20 @@ enum TextStreamKind {
     ToolOutput(String),
 }
 
-/// Where a stream has come to.
+/// The state of one stream.
 #[derive(Debug, Default)]
 struct TextStreamTail {
-    /// Its end, which may become a secret.
+    /// The end of the text so far, which may be the beginning of a secret.
     held: String,
-    /// The mark that it ended with before that.
+    /// The redaction mark right before `held`, if there is one.
     mark: Option<RedactionMark>,
-    /// Bytes of it, as JSON, that were passed on.
+    /// The number of bytes passed on so far, as JSON.
     passed_bytes: usize,
 }
 
 impl TextStreamTail {
-    /// The next piece of the stream. Of a tool's output only as much as one event could hold: an agent that gives it
-    /// out whole would be cut there as well.
+    /// The next update of the stream. Output of a tool is cut at what one event can hold, as it would be if the agent
+    /// had reported it whole.
     fn next_update(&mut self, stream: TextStreamKey, mut text: String) -> Option<AgentUpdate> {
         if matches!(stream.kind, TextStreamKind::ToolOutput(_)) {
             let left = INLINE_MAX.checked_sub(self.passed_bytes)?;
@@ -145,19 +145,19 @@ impl TextStreamTail {
         if text.is_empty() {
             return None;
         }
-        let what = match stream.kind {
+        let update = match stream.kind {
             TextStreamKind::Text => TurnUpdate::Text { text },
             TextStreamKind::Thought => TurnUpdate::Thought { text },
             TextStreamKind::ToolOutput(call_id) => TurnUpdate::ToolOutput { call_id, text },
         };
-        let mut up = AgentUpdate::Turn { run: stream.run, update: what };
-        event_size::fit_update(&mut up);
-        Some(up)
+        let mut agent_update = AgentUpdate::Turn { run: stream.run, update };
+        event_size::fit_update(&mut agent_update);
+        Some(agent_update)
     }
 }
 
 impl SecretMatcher {
-    /// Its stderr is the agent's own words.
+    /// Redacts the message and stderr, which is the agent's own text.
     fn redact_error(&self, error: &mut RunError) {
         self.redact_in_place(&mut error.message);
         error.stderr.iter_mut().for_each(|line| self.redact_in_place(line));
@@ -169,10 +169,10 @@ impl SecretMatcher {
         }
     }
 
-    /// Everything but the agent's own name for its conversation, which is of no use with a hole in it.
-    fn redact_update(&self, up: &mut AgentUpdate) {
-        match up {
-            AgentUpdate::Turn { update: what, .. } => self.redact_turn_update(what),
+    /// Redacts everything but the agent's id for its conversation, which would be useless with a hole in it.
+    fn redact_update(&self, update: &mut AgentUpdate) {
+        match update {
+            AgentUpdate::Turn { update: turn_update, .. } => self.redact_turn_update(turn_update),
             AgentUpdate::Ask { ask, .. } => self.redact_ask(ask),
             AgentUpdate::Terminal { outcome, .. } => self.redact_outcome(outcome),
             AgentUpdate::Gone(AgentExitReason::Failed(error)) => self.redact_error(error),
@@ -186,8 +186,8 @@ impl SecretMatcher {
         }
     }
 
-    fn redact_turn_update(&self, said: &mut TurnUpdate) {
-        match said {
+    fn redact_turn_update(&self, update: &mut TurnUpdate) {
+        match update {
             TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::Notice { text } => {
                 self.redact_in_place(text)
             }
@@ -267,8 +267,8 @@ mod tests {
         RunId::parse(name).unwrap()
     }
 
-    fn turn_update(what: TurnUpdate) -> AgentUpdate {
-        AgentUpdate::Turn { run: run_id("r"), update: what }
+    fn turn_update(update: TurnUpdate) -> AgentUpdate {
+        AgentUpdate::Turn { run: run_id("r"), update }
     }
 
     fn text_update(text: &str) -> AgentUpdate {
@@ -279,16 +279,20 @@ mod tests {
         AgentUpdate::Terminal { run: run_id("r"), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
     }
 
-    fn redact_all(values: &[(&str, &str)], ups: impl IntoIterator<Item = AgentUpdate>) -> Vec<AgentUpdate> {
+    fn redact_all(
+        values: &[(&str, &str)],
+        updates: impl IntoIterator<Item = AgentUpdate>,
+    ) -> Vec<AgentUpdate> {
         let mut filter = Redactor::new_filter(matcher(values));
         let mut out = Vec::new();
-        ups.into_iter().for_each(|up| filter.filter_update(up, &mut out));
+        updates.into_iter().for_each(|update| filter.filter_update(update, &mut out));
         out
     }
 
-    fn joined_text(ups: &[AgentUpdate]) -> String {
-        ups.iter()
-            .filter_map(|up| match up {
+    fn joined_text(updates: &[AgentUpdate]) -> String {
+        updates
+            .iter()
+            .filter_map(|update| match update {
                 AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => Some(text.as_str()),
                 _ => None,
             })
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_is_said_when_its_stream_is_over() {
+    fn held_text_is_released_when_its_stream_is_over() {
         let values = &[("KEY", "hunter2")];
         let thought = turn_update(TurnUpdate::Thought { text: "t".to_owned() });
         assert_eq!(
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_in_pieces_is_found_whatever_is_said_between_them() {
+    fn a_secret_in_pieces_is_found_whatever_comes_in_between() {
         let values = &[("KEY", "hunter2")];
         let output =
             |text: &str| turn_update(TurnUpdate::ToolOutput { call_id: "c".into(), text: text.into() });
@@ -360,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn late_words_are_joined_and_set_free_by_the_next_turn() {
+    fn late_text_is_joined_and_released_by_the_next_turn() {
         let values = &[("KEY", "hunter2")];
         let late = redact_all(values, [terminal_update(), text_update("late hun"), text_update("ter2")]);
         assert_eq!(late, [terminal_update(), text_update("late "), text_update("[KEY redacted]")]);
@@ -377,7 +381,7 @@ mod tests {
         let value = json!("x".repeat(INLINE_MAX - 80) + "hunter2hunter2" + &"y".repeat(200));
         let message = "m".repeat(HEAD_MAX - 70) + "hunter2hunter2" + &"y".repeat(200);
         let error = RunError { stderr: vec![message.clone()], ..RunError::new("code", message) };
-        let ups = [
+        let updates = [
             turn_update(TurnUpdate::ToolStarted {
                 call_id: "1".into(),
                 name: "T".into(),
@@ -386,8 +390,8 @@ mod tests {
             turn_update(TurnUpdate::Notice { text: value.as_str().unwrap().to_owned() }),
             AgentUpdate::Gone(AgentExitReason::Failed(error)),
         ];
-        for up in ups {
-            let shown = format!("{:?}", redact_all(values, [up]));
+        for update in updates {
+            let shown = format!("{:?}", redact_all(values, [update]));
             assert!(
                 !shown.contains("hun") && shown.contains("bytes in all]"),
                 "{}",
@@ -397,27 +401,27 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_by_its_marks_still_fits_its_events() {
+    fn text_that_grows_by_redaction_still_fits_its_events() {
         let values = &[("K", "aaaaaa"), ("L", "bcbcbc")];
-        let much = "aaaaaabcbcbc".repeat(100_000);
-        let ups = [
+        let long_text = "aaaaaabcbcbc".repeat(100_000);
+        let updates = [
             turn_update(TurnUpdate::ToolStarted {
                 call_id: "1".into(),
                 name: "T".into(),
-                input: json!({"command": much}),
+                input: json!({"command": long_text}),
             }),
             turn_update(TurnUpdate::Plan {
-                entries: vec![PlanEntry { content: much.clone(), status: String::new() }],
+                entries: vec![PlanEntry { content: long_text.clone(), status: String::new() }],
             }),
-            turn_update(TurnUpdate::Notice { text: much }),
+            turn_update(TurnUpdate::Notice { text: long_text }),
         ];
-        for up in ups {
-            let out = redact_all(values, [up, terminal_update()]);
+        for update in updates {
+            let out = redact_all(values, [update, terminal_update()]);
             assert!(serde_json::to_string(&out[0]).unwrap().len() < EVENT_MAX);
         }
-        let one =
+        let merged =
             redact_all(values, [text_update(&"a".repeat(600_000)), text_update("aaaaaa"), terminal_update()]);
-        assert_eq!(one, [text_update("[K redacted]"), terminal_update()], "neighbours are one");
+        assert_eq!(merged, [text_update("[K redacted]"), terminal_update()], "neighbours are one");
     }
 
     #[test]
@@ -434,10 +438,10 @@ mod tests {
     #[test]
     fn secrets_are_found_in_everything_an_agent_can_say() {
         let values = &[("KEY", "hunter2"), ("PIN", "12345678")];
-        let hidden = |up: AgentUpdate| format!("{:?}", redact_all(values, [up, terminal_update()]));
+        let hidden = |update: AgentUpdate| format!("{:?}", redact_all(values, [update, terminal_update()]));
         let value = json!({"hunter2": ["x hunter2", {"deep": 12345678}], "n": 1});
         let error = RunError { stderr: vec!["hunter2".to_owned()], ..RunError::new("code", "hunter2") };
-        for up in [
+        for update in [
             turn_update(TurnUpdate::ToolStarted {
                 call_id: "1".into(),
                 name: "T".into(),
@@ -462,7 +466,7 @@ mod tests {
             },
             AgentUpdate::Gone(AgentExitReason::Failed(error)),
         ] {
-            let shown = hidden(up);
+            let shown = hidden(update);
             assert!(shown.contains("[KEY redacted]"), "{shown}");
             assert!(!shown.contains("hunter2") && !shown.contains("12345678"), "{shown}");
         }

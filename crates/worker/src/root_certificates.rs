@@ -1,4 +1,4 @@
-//! The certificates that this system trusts, for whoever dials out by TLS.
+//! The certificates that this system trusts, for outgoing TLS connections.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// The variable that names them; it goes before the places below.
+/// The variable that names a file of certificates. It takes precedence over the paths below.
 pub const CERT_FILE_VAR: &str = "SSL_CERT_FILE";
 /// Where systems keep them.
 const CA_BUNDLES: [&str; 4] = [
@@ -16,7 +16,7 @@ const CA_BUNDLES: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// The certificates in this file, or those that the system trusts; none, if it keeps them where we do not look.
+/// Loads the certificates in `named`, or else those that the system trusts. The store is empty if none are found.
 pub fn load_root_certificates(named: Option<&Path>) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let own = std::env::var_os(CERT_FILE_VAR).map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! Where people look at an agent's terminal, if it has one: a place for the view, which outlives the agents that come and
-//! go behind it, and the connection of one person to it.
+//! Serves people who watch an agent's terminal. A [`TerminalWindow`] belongs to a session and outlives its agents, each
+//! of which shows its screen there; `serve_viewer` is the connection of one person.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -9,26 +9,27 @@ use qd_protocol::frame::terminal::{KEYS_MAX, ViewerFrame, ViewerNotice};
 use crate::drivers::pty::screen::TerminalSize;
 use crate::drivers::pty::shared_screen::{ScreenViewer, SharedScreen, TerminalInput};
 
-/// A place for a view.
+/// Where a session's agent shows its screen.
 #[derive(Debug, Default)]
 pub(crate) struct TerminalWindow {
     screen: Mutex<Weak<SharedScreen>>,
 }
 
 impl TerminalWindow {
-    /// From now on this is what there is to see, for as long as it is there.
-    pub(crate) fn show_screen(&self, view: &Arc<SharedScreen>) {
-        *self.screen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(view);
+    /// Shows this screen from now on, for as long as it exists.
+    pub(crate) fn show_screen(&self, screen: &Arc<SharedScreen>) {
+        *self.screen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(screen);
     }
 
-    /// Somebody looks; `None` if there is nothing to see.
+    /// Opens a viewer; `None` if there is no terminal.
     pub(crate) fn open_viewer(&self) -> Option<ScreenViewer> {
-        let view = self.screen.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
-        view.open_viewer()
+        let screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        screen.open_viewer()
     }
 }
 
-/// Shows a terminal to one person until either has enough. What the person is slow to take is left out, not kept.
+/// Shows a terminal to one person until the connection or the terminal ends. Output that the person does not take in
+/// time is skipped, not stored.
 pub(crate) async fn serve_viewer<W: ByteStream>(
     mut socket: Socket<W>,
     mut viewer: ScreenViewer,
@@ -47,24 +48,24 @@ pub(crate) async fn serve_viewer<W: ByteStream>(
                     return Ok(());
                 }
             },
-            moved = socket.progress(true, writing) => {
-                let typed = match moved? {
+            progress = socket.progress(true, writing) => {
+                let input = match progress? {
                     SocketProgress::Written => {
                         writing = false;
                         None
                     }
                     SocketProgress::Read(incoming) => decode_viewer_input(incoming)?,
                 };
-                if let Some(typed) = typed {
-                    // If the program is no more, the viewer says so next.
-                    let _taken = viewer.send_input(typed).await;
+                if let Some(input) = input {
+                    // If the program has exited, the next paint says so.
+                    let _sent = viewer.send_input(input).await;
                 }
             }
         }
     }
 }
 
-/// What a frame does at the terminal. What a later version may say is nothing to us.
+/// The terminal input of a frame. Frames that only a later version knows are ignored.
 fn decode_viewer_input(incoming: IncomingFrame) -> Result<Option<TerminalInput>, SocketError> {
     Ok(match incoming {
         IncomingFrame::Binary(keys) if keys.len() > KEYS_MAX => {
@@ -72,8 +73,8 @@ fn decode_viewer_input(incoming: IncomingFrame) -> Result<Option<TerminalInput>,
         }
         IncomingFrame::Binary(keys) => Some(TerminalInput::Keys(keys)),
         IncomingFrame::Text(text) => {
-            let said = serde_json::from_str(text.as_str()).ok();
-            said.map(|ViewerFrame::Size { cols, rows }| {
+            let frame = serde_json::from_str(text.as_str()).ok();
+            frame.map(|ViewerFrame::Size { cols, rows }| {
                 TerminalInput::Resize(TerminalSize::clamped(cols, rows))
             })
         }

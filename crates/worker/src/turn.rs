@@ -1,5 +1,5 @@
-//! One turn, as a driver sees it: what it may say, and what it can wait for. The task that owns the agent puts the
-//! turn's commands into [`Inbox`] while the turn runs; drivers never see a link's commands themselves.
+//! One turn as a driver sees it: the updates it can send, and the commands it can wait for. The task that owns the
+//! agent puts the turn's commands into the [`DriverInbox`]; drivers never see the link's commands themselves.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,74 +17,70 @@ use tokio_util::sync::CancellationToken;
 
 use crate::meter::TurnMeter;
 
-/// Steers that may wait in one turn; what comes on top is missed at once and runs later as a prompt.
+/// The most steers that may wait in one turn. Further steers are missed at once and run later as prompts.
 const STEERS_MAX: usize = QUEUE_MAX;
-/// Asks that may be open in one turn; what comes on top counts as withdrawn at once.
+/// The most asks that may be open in one turn. Further asks count as withdrawn at once.
 const ASKS_MAX: usize = 256;
-/// Random bytes in the id of an ask, five bits of each of which count.
+/// Random bytes in the id of an ask. Five bits of each are used.
 const ASK_RANDOM_BYTES: usize = 26;
 
-/// What a turn is to do.
+/// The prompt that a turn serves.
 #[derive(Debug)]
 pub(crate) struct DriverPrompt {
-    /// The run it serves.
     pub(crate) run: RunId,
-    /// What to do, the whole of it.
     pub(crate) text: String,
-    /// Files that come with it.
     pub(crate) files: Vec<PromptFile>,
-    /// The conversation that it goes on with, where the agent does not remember it.
+    /// The earlier messages of the conversation, for an agent that does not remember them.
     pub(crate) messages: Vec<Value>,
-    /// What is enforced here while no daemon is there to do it.
+    /// The limits that the worker enforces while no daemon is attached.
     pub(crate) limits: TurnLimits,
 }
 
 /// How a turn ended by itself.
 #[derive(Debug)]
 pub(crate) enum DriverTurnEnd {
-    /// It stopped, and the agent takes the next.
+    /// The turn is over, and the agent can take the next one.
     Stopped(TurnOutcome),
-    /// The whole agent ended in the middle of it: its exit status and its last lines on stderr.
+    /// The agent exited during the turn. The error has its exit status and its last lines on stderr.
     AgentExited(RunError),
 }
 
-/// What a turn can do.
+/// The operations that a driver has during a turn.
 #[derive(Debug)]
 pub(crate) struct DriverTurn<'a> {
-    /// The run it serves.
     pub(crate) run: RunId,
     output: AgentOutput,
     inbox: &'a DriverInbox,
 }
 
 impl<'a> DriverTurn<'a> {
-    /// A turn that speaks through this voice and is told things through this inbox.
     pub(crate) fn new(run: RunId, output: AgentOutput, inbox: &'a DriverInbox) -> Self {
         Self { run, output, inbox }
     }
 
-    /// A piece of the answer.
+    /// Sends a piece of the agent's answer.
     pub(crate) async fn emit_text(&self, text: impl Into<String>) -> Result<(), LinkClosed> {
         self.emit(TurnUpdate::Text { text: text.into() }).await
     }
 
-    /// Anything that needs no answer. Waits while too much is untaken.
-    pub(crate) async fn emit(&self, what: TurnUpdate) -> Result<(), LinkClosed> {
-        self.emit_for_run(self.run.clone(), what).await
+    /// Sends an update that needs no reply. Waits while too many updates are queued.
+    pub(crate) async fn emit(&self, update: TurnUpdate) -> Result<(), LinkClosed> {
+        self.emit_for_run(self.run.clone(), update).await
     }
 
-    /// The same of any run: what an earlier turn left behind may speak in this one. Whatever is used counts here.
-    pub(crate) async fn emit_for_run(&self, run: RunId, what: TurnUpdate) -> Result<(), LinkClosed> {
-        self.inbox.meter.count_update(&what);
-        self.output.send(AgentUpdate::Turn { run, update: what }).await
+    /// Sends an update for any run: processes of an earlier turn may report during this one. Usage counts for this
+    /// turn.
+    pub(crate) async fn emit_for_run(&self, run: RunId, update: TurnUpdate) -> Result<(), LinkClosed> {
+        self.inbox.meter.count_update(&update);
+        self.output.send(AgentUpdate::Turn { run, update }).await
     }
 
-    /// Asks and waits; `None` if nobody will answer. Any number may wait at once, each by the id of its ask.
+    /// Asks and waits for the answer; `None` if nobody will answer. Any number of asks may wait at the same time.
     pub(crate) async fn ask(&self, ask: AskRequest) -> Result<Option<AskAnswer>, LinkClosed> {
         let id = ask.id.clone();
-        // Before it is asked: the answer may be there at once.
+        // Opened before the ask is sent, because the answer may come at once.
         let Some(reply) = self.inbox.open_ask(&id) else { return Ok(None) };
-        // Until the wait is over, however it ends.
+        // Pauses the clock until the wait is over, however it ends.
         let _waiting = self.inbox.meter.pause_clock();
         self.output.send(AgentUpdate::Ask { run: self.run.clone(), ask }).await?;
         match reply.await {
@@ -92,23 +88,23 @@ impl<'a> DriverTurn<'a> {
                 self.output.send(AgentUpdate::AskDelivered { ask: id }).await?;
                 Ok(Some(answer))
             }
-            // The second is our own withdrawal.
+            // The channel is closed when we withdraw the ask ourselves.
             Ok(AskResolution::Withdrawn) | Err(_) => Ok(None),
         }
     }
 
-    /// The agent no longer waits for this ask, whose [`Turn::ask`] gives `None` if it still runs. Nothing is said of
-    /// one that has been answered meanwhile.
+    /// Withdraws an ask that the agent no longer waits for. A [`DriverTurn::ask`] that still waits for it returns
+    /// `None`. Does nothing if the ask has been answered meanwhile.
     pub(crate) async fn withdraw_ask(&self, ask: &AskId) {
         if self.inbox.close_ask(ask) {
-            // If the session has let go, it has withdrawn the ask itself.
-            let _heard: Result<(), LinkClosed> =
+            // If the link is closed, the session has withdrawn the ask itself.
+            let _sent: Result<(), LinkClosed> =
                 self.output.send(AgentUpdate::AskWithdrawn { ask: ask.clone() }).await;
         }
     }
 
-    /// The next steer. Nothing is lost if the wait is given up; one that was given out and of which no more is said
-    /// counts as missed when the turn ends.
+    /// Waits for the next steer. Dropping the wait loses nothing. A steer whose fate the driver never reports counts as
+    /// missed when the turn ends.
     pub(crate) async fn next_steer(&self) -> DriverSteer {
         loop {
             if let Some(steer) = self.inbox.take_steer() {
@@ -118,52 +114,48 @@ impl<'a> DriverTurn<'a> {
         }
     }
 
-    /// The agent took a steer in.
+    /// Reports that the agent took a steer in.
     pub(crate) async fn report_steer_taken(&self, steer: EventNumber) -> Result<(), LinkClosed> {
         self.settle_steer(steer, AgentUpdate::SteerTaken { steer }).await
     }
 
-    /// The agent will not take a steer in; it runs next as a prompt.
+    /// Reports that the agent will not take a steer in. It then runs as the next prompt.
     pub(crate) async fn report_steer_missed(&self, steer: EventNumber) -> Result<(), LinkClosed> {
         self.settle_steer(steer, AgentUpdate::SteerMissed { steer }).await
     }
 
-    /// Waits for a polite cancel; there at once if one has come. It stays: a driver can be sure not to miss it.
+    /// Waits for a cancel; resolves at once if one has come. The cancel stays set, so a driver cannot miss it.
     pub(crate) async fn cancelled(&self) {
         self.inbox.cancel.cancelled().await;
     }
 
-    /// Whether a polite cancel has come.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.inbox.is_cancelled()
     }
 
-    async fn settle_steer(&self, steer: EventNumber, word: AgentUpdate) -> Result<(), LinkClosed> {
-        if self.inbox.settle_steer(steer) { self.output.send(word).await } else { Ok(()) }
+    async fn settle_steer(&self, steer: EventNumber, update: AgentUpdate) -> Result<(), LinkClosed> {
+        if self.inbox.settle_steer(steer) { self.output.send(update).await } else { Ok(()) }
     }
 }
 
-/// A name for an ask, which nobody can guess.
+/// A random id for an ask, which nobody can guess.
 pub(crate) fn new_ask_id() -> Result<AskId, getrandom::Error> {
     let mut random = [0; ASK_RANDOM_BYTES];
     getrandom::fill(&mut random)?;
     Ok(AskId::from_random(&random))
 }
 
-/// Something a turn was told on its way.
+/// Text that a user sends into a running turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DriverSteer {
-    /// Its name.
     pub(crate) number: EventNumber,
-    /// The words.
     pub(crate) text: String,
 }
 
-/// What has come down for a turn, and what has been counted of it. Both sides are one task; the lock only satisfies
-/// the compiler's idea of a task that may move between threads.
+/// The commands that have arrived for a turn, and its meter. Both sides run in the same task; the lock is only there
+/// because the task may move between threads.
 #[derive(Debug, Default)]
 pub(crate) struct DriverInbox {
-    /// What the turn has used so far.
     pub(crate) meter: Arc<TurnMeter>,
     state: Mutex<DriverInboxState>,
     steer_arrived: Notify,
@@ -174,24 +166,22 @@ pub(crate) struct DriverInbox {
 struct DriverInboxState {
     /// In order of arrival.
     steers: VecDeque<DriverSteer>,
-    /// Given to the driver, which has not said what became of them.
+    /// Steers that the driver has taken without reporting their fate.
     handed_out: Vec<EventNumber>,
-    /// Those that nobody has answered.
+    /// The asks that have no answer yet.
     open_asks: BTreeMap<AskId, oneshot::Sender<AskResolution>>,
 }
 
 impl DriverInbox {
-    /// Asks the turn to stop.
     pub(crate) fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// Whether it was asked to.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancel.is_cancelled()
     }
 
-    /// Keeps a steer for when the turn wants one; false if too many wait.
+    /// Queues a steer for the turn. Returns false if too many are waiting.
     #[must_use]
     pub(crate) fn queue_steer(&self, steer: DriverSteer) -> bool {
         let mut state = self.lock();
@@ -204,15 +194,16 @@ impl DriverInbox {
         true
     }
 
-    /// Gives a reply to whoever waits for it. One that nobody waits for is dropped, and so is every one but the first.
+    /// Delivers a reply to the ask that waits for it. A reply without a waiting ask is dropped, and so is a second one.
     pub(crate) fn deliver_reply(&self, ask: &AskId, reply: AskResolution) {
-        if let Some(waiting) = self.lock().open_asks.remove(ask) {
-            // The driver may have given the wait up, which needs no word: the answer was not delivered.
-            let _taken: Result<(), AskResolution> = waiting.send(reply);
+        if let Some(sender) = self.lock().open_asks.remove(ask) {
+            // The driver may have dropped the wait. Then the answer was not delivered, and nothing needs to be
+            // reported.
+            let _taken: Result<(), AskResolution> = sender.send(reply);
         }
     }
 
-    /// The steers that the turn did not take, by number and in order.
+    /// The numbers of the steers that the turn did not take, in order.
     pub(crate) fn take_missed_steers(&self) -> Vec<EventNumber> {
         let mut state = self.lock();
         let DriverInboxState { steers, handed_out, .. } = &mut *state;
@@ -224,12 +215,12 @@ impl DriverInbox {
         if state.open_asks.len() >= ASKS_MAX {
             return None;
         }
-        let (waiting, reply) = oneshot::channel();
-        state.open_asks.insert(ask.clone(), waiting);
+        let (sender, reply) = oneshot::channel();
+        state.open_asks.insert(ask.clone(), sender);
         Some(reply)
     }
 
-    /// Whether it was open.
+    /// Returns whether the ask was open.
     fn close_ask(&self, ask: &AskId) -> bool {
         self.lock().open_asks.remove(ask).is_some()
     }
@@ -241,7 +232,7 @@ impl DriverInbox {
         Some(steer)
     }
 
-    /// Whether its fate was open.
+    /// Returns whether the fate of the steer was still open.
     fn settle_steer(&self, steer: EventNumber) -> bool {
         let mut state = self.lock();
         let found = state.handed_out.iter().position(|number| *number == steer);

@@ -1,5 +1,5 @@
-//! Promises of the task that owns an agent, shown with `echo`, which needs no process. Time stands still in these
-//! tests: it moves on when everybody waits for it.
+//! Promises of the task that owns an agent, tested with `echo`, which needs no process. The clock is paused in these
+//! tests and advances when every task waits for it.
 
 use qd_link::{LocalLinkEvent, SessionEndpoint, host_agent};
 use qd_protocol::frame::v1;
@@ -8,14 +8,14 @@ use qd_protocol::{EventNumber, SessionId, WorkerId};
 
 use super::*;
 
-/// A session's side of one agent.
+/// The session's side of one agent.
 struct AgentHarness {
     link_end: SessionEndpoint,
     endpoint_status: watch::Sender<WorkerEndpointStatus>,
     control: Arc<AgentControl>,
-    /// The last number used downwards.
+    /// The number of the last command.
     number: u64,
-    /// Heard and not looked at yet, in reverse.
+    /// Updates received but not yet returned, in reverse order.
     unread: Vec<AgentUpdate>,
 }
 
@@ -28,11 +28,11 @@ fn spec() -> AgentSpec {
 }
 
 fn make_endpoint_status(attached: bool) -> WorkerEndpointStatus {
-    let (seat, since) = (v1::AgentPresence::Starting, Instant::now());
+    let (presence, since) = (v1::AgentPresence::Starting, Instant::now());
     WorkerEndpointStatus {
         attached,
         attachment_changed_at: since,
-        presence: seat,
+        presence,
         run: None,
         limits: None,
         has_unacked: false,
@@ -44,19 +44,18 @@ fn run_id(name: &str) -> RunId {
 }
 
 fn start_echo_agent(
-    seat: Option<watch::Receiver<WorkerEndpointStatus>>,
-    leash: &Arc<AgentControl>,
+    endpoint_status: Option<watch::Receiver<WorkerEndpointStatus>>,
+    control: &Arc<AgentControl>,
 ) -> SessionEndpoint {
-    let around = AgentContext { agent_processes: None, endpoint_status: seat, control: Arc::clone(leash) };
-    host_agent(UpdateNumber(77), |end| run_agent(AgentKind::Echo, Box::new(spec()), around, end))
+    let context = AgentContext { agent_processes: None, endpoint_status, control: Arc::clone(control) };
+    host_agent(UpdateNumber(77), |end| run_agent(AgentKind::Echo, Box::new(spec()), context, end))
 }
 
 impl AgentHarness {
     async fn ready() -> Self {
-        let (seat, leash) = (watch::Sender::new(make_endpoint_status(true)), Arc::default());
-        let end = start_echo_agent(Some(seat.subscribe()), &leash);
-        let mut agent =
-            Self { link_end: end, endpoint_status: seat, control: leash, number: 0, unread: Vec::new() };
+        let (endpoint_status, control) = (watch::Sender::new(make_endpoint_status(true)), Arc::default());
+        let link_end = start_echo_agent(Some(endpoint_status.subscribe()), &control);
+        let mut agent = Self { link_end, endpoint_status, control, number: 0, unread: Vec::new() };
         let id = Some("conversation".to_owned());
         assert_eq!(agent.next_update().await, AgentUpdate::Ready { agent_session_id: id, steers: false });
         agent
@@ -103,25 +102,25 @@ impl AgentHarness {
     async fn next_update(&mut self) -> AgentUpdate {
         while self.unread.is_empty() {
             match self.link_end.next_event().await {
-                LocalLinkEvent::Updates(said) => {
-                    self.unread.extend(said.into_iter().rev().map(|thing| thing.update))
+                LocalLinkEvent::Updates(updates) => {
+                    self.unread.extend(updates.into_iter().rev().map(|numbered| numbered.update))
                 }
-                LocalLinkEvent::Gone(gone) => panic!("it is gone: {gone:?}"),
+                LocalLinkEvent::Gone(gone) => panic!("the agent is gone: {gone:?}"),
             }
         }
         self.unread.pop().unwrap()
     }
 
-    /// Everything until the terminal of this run, and the text of it.
+    /// Collects all updates until the terminal of this run. Text is joined into the second value.
     async fn wait_for_end(&mut self, name: &str) -> (Vec<AgentUpdate>, String, TurnOutcome) {
-        let (mut ups, mut text) = (Vec::new(), String::new());
+        let (mut updates, mut text) = (Vec::new(), String::new());
         loop {
             match self.next_update().await {
                 AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
-                    return (ups, text, outcome);
+                    return (updates, text, outcome);
                 }
                 AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } => text.push_str(&piece),
-                other => ups.push(other),
+                other => updates.push(other),
             }
         }
     }
@@ -148,7 +147,7 @@ async fn echo_waits_before_it_speaks_if_told_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_was_cancelled_takes_no_other_with_it() {
+async fn a_cancelled_turn_does_not_affect_the_next_one() {
     let mut agent = AgentHarness::ready().await;
     agent.prompt("a", "__sleep_ms:999999999 never");
     agent.cancel("a");
@@ -189,9 +188,9 @@ async fn commands_of_another_run_change_nothing_and_its_steers_are_missed() {
     agent.kill("b");
     let strange = agent.steer("b");
     let mine = agent.steer("a");
-    let (ups, text, outcome) = agent.wait_for_end("a").await;
+    let (updates, text, outcome) = agent.wait_for_end("a").await;
     assert_eq!((text.as_str(), outcome.stop), ("x", TurnStopReason::EndTurn));
-    assert_eq!(ups, [early, strange, mine].map(|steer| AgentUpdate::SteerMissed { steer }));
+    assert_eq!(updates, [early, strange, mine].map(|steer| AgentUpdate::SteerMissed { steer }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,7 +204,7 @@ async fn a_prompt_in_the_middle_of_a_turn_is_refused_and_the_turn_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_is_over_its_time_only_while_no_daemon_is_there_to_say_so() {
+async fn the_worker_enforces_a_timeout_only_while_no_daemon_is_attached() {
     let mut agent = AgentHarness::ready().await;
     let limits = TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() };
     agent.prompt_within("a", "__sleep_ms:5000 in time", limits);
@@ -221,7 +220,7 @@ async fn a_turn_is_over_its_time_only_while_no_daemon_is_there_to_say_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_used_before_the_daemon_went_away_counts() {
+async fn usage_before_the_daemon_went_away_counts() {
     let mut agent = AgentHarness::ready().await;
     let limits = TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() };
     let start = Instant::now();
@@ -233,7 +232,7 @@ async fn what_was_used_before_the_daemon_went_away_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_is_to_rest_says_nothing_of_it_and_waits_to_be_ended() {
+async fn a_stopped_idle_agent_reports_nothing_and_waits_to_be_dropped() {
     let mut agent = AgentHarness::ready().await;
     agent.control.request_rest(Duration::from_secs(1)).await;
     agent.prompt("a", "too late");
@@ -259,7 +258,7 @@ fn resident_bytes() -> usize {
 async fn an_idle_agent_with_its_link_costs_less_than_two_kibibytes() {
     const MANY: usize = 10_000;
     let mut ends: Vec<SessionEndpoint> = Vec::with_capacity(MANY);
-    // What is needed once, whatever their number, is there by then.
+    // Warm up, so that one-time allocations do not count.
     let mut first = start_echo_agent(None, &Arc::default());
     assert!(matches!(first.next_event().await, LocalLinkEvent::Updates(_)));
     let before = resident_bytes();

@@ -1,5 +1,5 @@
-//! Connections to agents that are elsewhere: plain or by TLS, and watched, so that a machine that is gone is noticed. What is
-//! said on them is not known here.
+//! Connections to remote agents: plain or TLS, with keepalive so that a dead machine is noticed. What is sent over them
+//! is up to the driver.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -14,30 +14,30 @@ use tokio_rustls::TlsConnector;
 
 use crate::root_certificates::{CERT_FILE_VAR, load_root_certificates};
 
-/// How long a connection may take to be made.
+/// The limit on opening a connection.
 pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Silence after which a peer is asked whether it is still there. An agent may think for an hour and say nothing, so
-/// silence alone breaks no connection; a machine that is gone does not answer, which does.
+/// Silence after which TCP keepalive probes begin. An agent may think for an hour without sending anything, so silence
+/// alone does not break a connection; probes without a reply do.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// Between two such questions.
+/// The time between two probes.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-/// Questions without an answer that break a connection.
+/// The number of unanswered probes that break a connection.
 const KEEPALIVE_TRIES: u32 = 3;
 
-/// Dials agents that are elsewhere.
+/// Dials remote agents.
 pub(crate) struct RemoteAgentDialer {
-    /// Trusted in place of what the system trusts.
+    /// A file of certificates to trust instead of the system's.
     root_certificates: Option<PathBuf>,
     tls_config: OnceLock<Arc<ClientConfig>>,
 }
 
 impl RemoteAgentDialer {
-    /// One that trusts the certificates in this file, or those that the system does.
+    /// Trusts the certificates in this file, or else those that the system trusts.
     pub(crate) fn new(root_certificates: Option<PathBuf>) -> Self {
         Self { root_certificates, tls_config: OnceLock::new() }
     }
 
-    /// Connects within [`DIAL`], or says why not.
+    /// Connects within [`DIAL_TIMEOUT`]. The error is a message for people.
     pub(crate) async fn dial(&self, host: &str, port: u16, tls: bool) -> Result<Box<dyn ByteStream>, String> {
         let dialled = tokio::time::timeout(DIAL_TIMEOUT, self.connect(host, port, tls)).await;
         dialled.map_err(|_| format!("no connection within {} s", DIAL_TIMEOUT.as_secs()))?
@@ -45,7 +45,7 @@ impl RemoteAgentDialer {
 
     async fn connect(&self, host: &str, port: u16, tls: bool) -> Result<Box<dyn ByteStream>, String> {
         let stream = TcpStream::connect((host, port)).await.map_err(|cause| cause.to_string())?;
-        // Without them all goes on as well, only later.
+        // Failing to set these options is not fatal: data and failures only arrive later.
         let _undelayed = stream.set_nodelay(true);
         let _watched = set_keepalive(&stream);
         if !tls {
@@ -56,7 +56,7 @@ impl RemoteAgentDialer {
         let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
         stream
             .map(|stream| Box::new(stream) as Box<dyn ByteStream>)
-            .map_err(|cause| format!("{cause}; {CERT_FILE_VAR} may name a file of the certificates to trust"))
+            .map_err(|cause| format!("{cause}; set {CERT_FILE_VAR} to a file with the certificates to trust"))
     }
 
     fn make_tls_config(&self) -> ClientConfig {

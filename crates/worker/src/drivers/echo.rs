@@ -1,4 +1,4 @@
-//! The `echo` agent: says its prompt again, word by word. It touches nothing but its turn.
+//! The `echo` agent: repeats its prompt word by word. It uses nothing but its turn.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use qd_protocol::link::{TurnOutcome, TurnStopReason};
 
 use crate::turn::{DriverTurn, DriverTurnEnd};
 
-/// One turn: waits if the prompt says so, then echoes the rest of it. A cancel ends it wherever it is.
+/// Runs one turn: waits if the prompt says so, then echoes the rest of it. A cancel ends it at any point.
 pub(crate) async fn turn(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTurnEnd, LinkClosed> {
     tokio::select! {
-        // The cancel first: one that is there when the last word is said has won.
+        // The cancel first: a cancel that has arrived when the last word is sent takes precedence.
         biased;
         () = turn.cancelled() => Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
         end = echo(turn, prompt) => end,
@@ -29,23 +29,23 @@ async fn echo(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTurnEnd, Link
     }))
 }
 
-/// The words of a text, each with the white space behind it; what stands before the first word belongs to it.
+/// Splits a text into words, each with the white space after it. White space before the first word belongs to it.
 pub(crate) fn split_words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let word = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());
         let space = rest[word..].find(char::is_whitespace).map_or(rest.len(), |at| word + at);
         let next = rest[space..].find(|c: char| !c.is_whitespace()).map_or(rest.len(), |at| space + at);
-        let (piece, left) = rest.split_at(next);
-        rest = left;
+        let (piece, remaining) = rest.split_at(next);
+        rest = remaining;
         (!piece.is_empty()).then_some(piece)
     })
 }
 
-/// Reads `__sleep_ms:N REST`. Anything that only looks like it is a prompt like any other.
+/// Parses `__sleep_ms:N REST`. Anything that only looks similar is an ordinary prompt.
 fn parse_sleep(prompt: &str) -> Option<(Duration, &str)> {
-    let order = prompt.strip_prefix("__sleep_ms:")?;
-    let (ms, rest) = order.split_once(char::is_whitespace).unwrap_or((order, ""));
+    let argument = prompt.strip_prefix("__sleep_ms:")?;
+    let (ms, rest) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     let ms = ms.bytes().all(|b| b.is_ascii_digit()).then(|| ms.parse().ok())??;
     Some((Duration::from_millis(ms), rest))
 }

@@ -1,5 +1,5 @@
-//! Things that are being said while other things happen. A driver's loop holds one at a time and does not listen to its
-//! agent meanwhile, which is how a slow journal slows the agent down.
+//! Futures that send updates while a driver's loop goes on. The loop holds one at a time and does not read from its
+//! agent meanwhile: this is how a slow journal slows the agent down.
 
 use futures_util::future::BoxFuture;
 use qd_link::{AgentOutput, LinkClosed};
@@ -8,35 +8,35 @@ use qd_protocol::link::{AgentUpdate, TurnUpdate};
 
 use crate::turn::DriverTurn;
 
-/// Something that is being said.
+/// Updates that are being sent.
 pub(crate) type EmitFuture<'a> = BoxFuture<'a, Result<(), LinkClosed>>;
 
-/// Waits for something to be said; for ever if nothing is.
-pub(crate) async fn wait_for_emit(telling: &mut Option<EmitFuture<'_>>) -> Result<(), LinkClosed> {
-    match telling {
-        Some(telling) => telling.await,
+/// Waits for updates to be sent; for ever if there are none.
+pub(crate) async fn wait_for_emit(emitting: &mut Option<EmitFuture<'_>>) -> Result<(), LinkClosed> {
+    match emitting {
+        Some(emitting) => emitting.await,
         None => std::future::pending().await,
     }
 }
 
-/// Says something of a turn.
-pub(crate) async fn emit_all(turn: &DriverTurn<'_>, said: Vec<TurnUpdate>) -> Result<(), LinkClosed> {
-    emit_all_for_run(turn, turn.run.clone(), said).await
+/// Sends updates of this turn's run.
+pub(crate) async fn emit_all(turn: &DriverTurn<'_>, updates: Vec<TurnUpdate>) -> Result<(), LinkClosed> {
+    emit_all_for_run(turn, turn.run.clone(), updates).await
 }
 
-/// The same of any run, in this turn.
+/// Sends updates of any run during this turn.
 pub(crate) async fn emit_all_for_run(
     turn: &DriverTurn<'_>,
     run: RunId,
-    said: Vec<TurnUpdate>,
+    updates: Vec<TurnUpdate>,
 ) -> Result<(), LinkClosed> {
-    for what in said {
-        turn.emit_for_run(run.clone(), what).await?;
+    for update in updates {
+        turn.emit_for_run(run.clone(), update).await?;
     }
     Ok(())
 }
 
-/// Late words of the turn before, then notices.
+/// Sends the late updates of the turn before, then notices.
 pub(crate) async fn emit_late_and_notices(
     turn: &DriverTurn<'_>,
     late: Option<EmitFuture<'static>>,
@@ -48,14 +48,14 @@ pub(crate) async fn emit_late_and_notices(
     emit_all(turn, notices.into_iter().map(|text| TurnUpdate::Notice { text }).collect()).await
 }
 
-/// Says something of a turn that is over.
+/// Sends updates of a turn that is over.
 pub(crate) async fn emit_late(
-    voice: AgentOutput,
+    output: AgentOutput,
     run: RunId,
-    said: Vec<TurnUpdate>,
+    updates: Vec<TurnUpdate>,
 ) -> Result<(), LinkClosed> {
-    for what in said {
-        voice.send(AgentUpdate::Turn { run: run.clone(), update: what }).await?;
+    for update in updates {
+        output.send(AgentUpdate::Turn { run: run.clone(), update }).await?;
     }
     Ok(())
 }

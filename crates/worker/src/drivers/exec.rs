@@ -1,6 +1,6 @@
-//! The driver for any command: one process for each prompt, which gets the prompt on stdin or among its arguments and
-//! whose words are its answer. Its exit status decides how the turn ended. It has no conversation, asks nothing, and is
-//! stopped by a signal.
+//! The driver for any command: one process per prompt, which gets the prompt on stdin or in its arguments and whose
+//! output is the answer. The exit status decides how the turn ended. The command has no conversation, asks nothing, and
+//! is stopped by a signal.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::process::{AgentProcess, AgentProgram};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// What stands for the prompt among the arguments.
+/// Stands for the prompt in the command's arguments.
 const PROMPT_PLACEHOLDER: &str = "{prompt}";
-/// How much is read at once.
+/// The most bytes read at a time.
 const READ_SIZE: usize = 16 << 10;
-/// The longest line of JSON; a longer one is text.
+/// The longest line that is parsed as JSON; a longer one is text.
 const LINE_MAX: usize = 8 << 20;
 
-/// A command, ready to be run.
+/// A command that is started for each prompt.
 pub(crate) struct ExecAgent {
     manifest: Arc<Manifest>,
     spec: Box<AgentSpec>,
@@ -30,12 +30,13 @@ pub(crate) struct ExecAgent {
 }
 
 impl ExecAgent {
-    /// Nothing is started before there is a prompt.
+    /// Starts nothing; the command runs when there is a prompt.
     pub(crate) fn new(spec: &AgentSpec, manifest: Arc<Manifest>, keeper: Arc<KeeperHandle>) -> Self {
         Self { manifest, spec: Box::new(spec.clone()), keeper }
     }
 
-    /// One turn: the command from its start to its end. A cancel is a signal, which the caller sends.
+    /// Runs the command from its start to its end. On a cancel this returns, and the caller ends the command with a
+    /// signal.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -56,39 +57,39 @@ impl ExecAgent {
         };
         let text = if on_stdin { prompt.text.as_bytes() } else { &[] };
         let feed = async {
-            // A command that does not read its prompt has no need of it.
-            let _taken = stdin.write_all(text).await;
+            // A command that does not read its prompt does not need it.
+            let _written = stdin.write_all(text).await;
             drop(stdin);
         };
-        let mut words = ExecOutputDecoder::new(self.manifest.turn.output);
+        let mut decoder = ExecOutputDecoder::new(self.manifest.turn.output);
         let mut buffer = vec![0; READ_SIZE];
-        let hear = async {
+        let read_output = async {
             loop {
                 let read = stdout.read(&mut buffer).await.unwrap_or_default();
                 if read == 0 {
                     break;
                 }
-                for said in words.decode(&buffer[..read]) {
-                    turn.emit(said).await?;
+                for update in decoder.decode(&buffer[..read]) {
+                    turn.emit(update).await?;
                 }
             }
             Ok::<(), LinkClosed>(())
         };
-        let heard = async {
-            let ((), heard) = tokio::join!(feed, hear);
-            heard
+        let exchange = async {
+            let ((), result) = tokio::join!(feed, read_output);
+            result
         };
         tokio::select! {
-            // The cancel first. The command is a process of the turn, all of which our caller ends then.
+            // The cancel first. The command is a process of the turn, and the caller ends all of those.
             biased;
             () = turn.cancelled() => return Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
-            heard = heard => heard?,
+            result = exchange => result?,
         }
-        for said in words.finish() {
-            turn.emit(said).await?;
+        for update in decoder.finish() {
+            turn.emit(update).await?;
         }
         Ok(DriverTurnEnd::Stopped(match process.exit_status().await {
-            Some(0) => TurnOutcome { text: words.result, ..TurnOutcome::of(TurnStopReason::EndTurn) },
+            Some(0) => TurnOutcome { text: decoder.result, ..TurnOutcome::of(TurnStopReason::EndTurn) },
             _ => TurnOutcome::failed(process.exit_error("and so its turn failed").await),
         }))
     }
@@ -98,7 +99,7 @@ fn has_placeholder(argv: &[String]) -> bool {
     argv.iter().any(|argument| argument.contains(PROMPT_PLACEHOLDER))
 }
 
-/// Puts the prompt where it is named, or else at the end.
+/// Replaces the placeholder with the prompt, or else appends the prompt.
 fn insert_prompt(argv: &mut Vec<String>, prompt: &str) {
     if !has_placeholder(argv) {
         argv.push(prompt.to_owned());
@@ -111,11 +112,11 @@ fn insert_prompt(argv: &mut Vec<String>, prompt: &str) {
     }
 }
 
-/// What a command has said, piece by piece, cut where characters and lines end.
+/// Decodes a command's output as it arrives. Incomplete characters and lines wait for the rest.
 struct ExecOutputDecoder {
     output: ExecOutputFormat,
     undecoded: Vec<u8>,
-    /// The result, if a line of JSON gave one.
+    /// The result, if a JSON line had one.
     result: Option<String>,
 }
 
@@ -133,21 +134,21 @@ impl ExecOutputDecoder {
                 text_update(&text).into_iter().collect()
             }
             ExecOutputFormat::Json => {
-                let mut said = Vec::new();
+                let mut updates = Vec::new();
                 while let Some(end) = self.undecoded.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = self.undecoded.drain(..=end).collect();
-                    said.extend(self.decode_line(&line));
+                    updates.extend(self.decode_line(&line));
                 }
                 if self.undecoded.len() > LINE_MAX {
                     let line = std::mem::take(&mut self.undecoded);
-                    said.extend(text_update(&line));
+                    updates.extend(text_update(&line));
                 }
-                said
+                updates
             }
         }
     }
 
-    /// What is left when there is no more to come.
+    /// Decodes the rest when the output is over.
     fn finish(&mut self) -> Vec<TurnUpdate> {
         let rest = std::mem::take(&mut self.undecoded);
         match self.output {
@@ -156,17 +157,17 @@ impl ExecOutputDecoder {
         }
     }
 
-    /// A line of JSON: `text`, `delta`, `content` or `message` of it are words, `result` is the result, `error` a notice.
-    /// All else, and what is no JSON, is told as it is.
+    /// Decodes a line of JSON: `text`, `delta`, `content` or `message` is text, `result` is the result, and `error`
+    /// becomes a notice. Other JSON is ignored. A line that is not JSON is text.
     fn decode_line(&mut self, line: &[u8]) -> Option<TurnUpdate> {
         let Ok(value) = serde_json::from_slice::<Value>(line) else { return text_update(line) };
         if let Some(result) = value["result"].as_str() {
             self.result = Some(result.to_owned());
             return None;
         }
-        let words = ["text", "delta", "content", "message"].into_iter().find_map(|key| value[key].as_str());
-        match (words, value["error"].as_str()) {
-            (Some(words), _) => Some(TurnUpdate::Text { text: words.to_owned() }),
+        let text = ["text", "delta", "content", "message"].into_iter().find_map(|key| value[key].as_str());
+        match (text, value["error"].as_str()) {
+            (Some(text), _) => Some(TurnUpdate::Text { text: text.to_owned() }),
             (None, Some(error)) => Some(TurnUpdate::Notice { text: error.to_owned() }),
             (None, None) => None,
         }
@@ -177,11 +178,11 @@ fn text_update(bytes: &[u8]) -> Option<TurnUpdate> {
     (!bytes.is_empty()).then(|| TurnUpdate::Text { text: String::from_utf8_lossy(bytes).into_owned() })
 }
 
-/// How many bytes are whole characters: what may be the beginning of one waits for the rest of it.
+/// The length of the bytes that are complete characters. An incomplete character at the end waits for the rest.
 fn whole_characters_len(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Ok(_) => bytes.len(),
-        // Broken in the middle, it is told as it is.
+        // Invalid bytes in the middle are passed on and shown as replacement characters.
         Err(error) if error.error_len().is_some() => bytes.len(),
         Err(error) => error.valid_up_to(),
     }
@@ -196,32 +197,32 @@ mod tests {
     }
 
     #[test]
-    fn a_character_is_told_when_it_is_whole() {
-        let mut words = ExecOutputDecoder::new(ExecOutputFormat::Text);
+    fn a_character_is_emitted_only_when_it_is_complete() {
+        let mut decoder = ExecOutputDecoder::new(ExecOutputFormat::Text);
         let euro = "€".as_bytes();
-        assert_eq!(words.decode(b"1 "), [text_update_of("1 ")]);
-        assert_eq!(words.decode(&euro[..2]), []);
-        assert_eq!(words.decode(&euro[2..]), [text_update_of("€")]);
-        assert_eq!(words.decode(b"\xff!"), [text_update_of("\u{fffd}!")]);
-        assert_eq!(words.finish(), []);
+        assert_eq!(decoder.decode(b"1 "), [text_update_of("1 ")]);
+        assert_eq!(decoder.decode(&euro[..2]), []);
+        assert_eq!(decoder.decode(&euro[2..]), [text_update_of("€")]);
+        assert_eq!(decoder.decode(b"\xff!"), [text_update_of("\u{fffd}!")]);
+        assert_eq!(decoder.finish(), []);
     }
 
     #[test]
-    fn lines_of_json_are_words_results_and_notices() {
-        let mut words = ExecOutputDecoder::new(ExecOutputFormat::Json);
+    fn lines_of_json_are_text_results_and_notices() {
+        let mut decoder = ExecOutputDecoder::new(ExecOutputFormat::Json);
         assert_eq!(
-            words.decode(b"{\"text\":\"a\"}\n{\"type\":\"thread.started\"}\n{\"del"),
+            decoder.decode(b"{\"text\":\"a\"}\n{\"type\":\"thread.started\"}\n{\"del"),
             [text_update_of("a")]
         );
-        assert_eq!(words.decode(b"ta\":\"b\"}\nplain\n"), [text_update_of("b"), text_update_of("plain\n")]);
-        assert_eq!(words.decode(b"{\"error\":\"hm\"}\n"), [TurnUpdate::Notice { text: "hm".to_owned() }]);
-        assert_eq!(words.decode(b"{\"result\":\"done\"}"), []);
-        assert_eq!(words.finish(), []);
-        assert_eq!(words.result.as_deref(), Some("done"));
+        assert_eq!(decoder.decode(b"ta\":\"b\"}\nplain\n"), [text_update_of("b"), text_update_of("plain\n")]);
+        assert_eq!(decoder.decode(b"{\"error\":\"hm\"}\n"), [TurnUpdate::Notice { text: "hm".to_owned() }]);
+        assert_eq!(decoder.decode(b"{\"result\":\"done\"}"), []);
+        assert_eq!(decoder.finish(), []);
+        assert_eq!(decoder.result.as_deref(), Some("done"));
     }
 
     #[test]
-    fn a_prompt_stands_where_it_is_named_and_else_at_the_end() {
+    fn a_prompt_replaces_its_placeholder_or_is_appended() {
         let argv = |argv: &[&str]| argv.iter().map(|&it| it.to_owned()).collect::<Vec<String>>();
         let mut named = argv(&["a", "--say={prompt}", "-x"]);
         insert_prompt(&mut named, "hi");

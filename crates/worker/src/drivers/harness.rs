@@ -1,5 +1,5 @@
-//! What the drivers' tests share: a session's end of a link, a driver behind it, and at the far end of a pipe in memory an
-//! agent whose every line a test writes, or one that was recorded. Time stands still: it moves on when everybody waits.
+//! Shared by the drivers' tests: a session's end of a link, a driver behind it, and an in-memory pipe to an agent whose
+//! lines a test writes itself or plays from a recording. The clock is paused and advances when every task waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,46 +24,46 @@ use crate::agent_kind::AgentKind;
 use crate::redact::{Redactor, SecretMatcher};
 use crate::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn};
 
-/// What fits into a pipe of the kernel.
+/// The capacity of a kernel pipe.
 const PIPE_SIZE: usize = 64 << 10;
 
 /// A driver that is ready, as its tests see it.
 pub(super) trait HarnessDriver: Send + 'static {
-    /// One turn; `None` if the agent did not outlive it.
+    /// Runs one turn; `None` if the agent did not outlive it.
     fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
         prompt: &DriverPrompt,
     ) -> impl Future<Output = Result<Option<TurnOutcome>, LinkClosed>> + Send;
 
-    /// The time between turns, until the agent is no more.
-    fn idle(&mut self, voice: &AgentOutput) -> impl Future<Output = ()> + Send;
+    /// Runs between turns, until the agent has exited.
+    fn idle(&mut self, output: &AgentOutput) -> impl Future<Output = ()> + Send;
 }
 
-/// Makes a test's driver of a conversation. Each driver has a type of its own for that, and all have the same verbs.
+/// Implements [`HarnessDriver`] for a driver's conversation type. Each driver has its own type with the same methods.
 macro_rules! impl_harness_driver {
-    ($talk:ty) => {
-        impl $crate::drivers::harness::HarnessDriver for $talk {
+    ($conversation:ty) => {
+        impl $crate::drivers::harness::HarnessDriver for $conversation {
             async fn turn(
                 &mut self,
                 turn: &$crate::turn::DriverTurn<'_>,
                 prompt: &$crate::turn::DriverPrompt,
             ) -> Result<Option<qd_protocol::link::TurnOutcome>, qd_link::LinkClosed> {
-                <$talk>::turn(self, turn, prompt).await
+                <$conversation>::turn(self, turn, prompt).await
             }
 
-            async fn idle(&mut self, voice: &qd_link::AgentOutput) {
-                <$talk>::idle(self, voice).await;
+            async fn idle(&mut self, output: &qd_link::AgentOutput) {
+                <$conversation>::idle(self, output).await;
             }
         }
     };
 }
 pub(super) use impl_harness_driver;
 
-/// Lets an agent by hand do what any far end does.
+/// Lets a fake agent use the methods of its [`AgentPipe`].
 macro_rules! deref_to_agent_pipe {
-    ($hand:ty) => {
-        impl std::ops::Deref for $hand {
+    ($fake_agent:ty) => {
+        impl std::ops::Deref for $fake_agent {
             type Target = $crate::drivers::harness::AgentPipe;
 
             fn deref(&self) -> &Self::Target {
@@ -71,7 +71,7 @@ macro_rules! deref_to_agent_pipe {
             }
         }
 
-        impl std::ops::DerefMut for $hand {
+        impl std::ops::DerefMut for $fake_agent {
             fn deref_mut(&mut self) -> &mut Self::Target {
                 &mut self.far
             }
@@ -80,20 +80,20 @@ macro_rules! deref_to_agent_pipe {
 }
 pub(super) use deref_to_agent_pipe;
 
-/// A session's side of one agent.
+/// The session's side of one agent.
 pub(super) struct DriverHarness {
     pub(super) link_end: SessionEndpoint,
-    /// Where the session works.
+    /// The session's directory.
     pub(super) workspace: TempDir,
-    /// The last number used downwards.
+    /// The number of the last command.
     number: u64,
-    /// Heard and not looked at yet, in reverse.
+    /// Updates received but not yet returned, in reverse order.
     unread: Vec<AgentUpdate>,
-    /// The agent, where it plays by itself.
+    /// The agent, if it runs by itself.
     agent_task: JoinSet<()>,
 }
 
-/// What a turn said, and how it ended.
+/// The updates of a turn, and its outcome.
 #[derive(Debug)]
 pub(super) struct FinishedTurn {
     pub(super) updates: Vec<AgentUpdate>,
@@ -102,68 +102,64 @@ pub(super) struct FinishedTurn {
 
 impl FinishedTurn {
     pub(super) fn text(&self) -> String {
-        let pieces = self.updates.iter().filter_map(|up| match up {
+        let pieces = self.updates.iter().filter_map(|update| match update {
             AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => Some(text.as_str()),
             _ => None,
         });
         pieces.collect()
     }
 
-    /// All that was said of any run.
+    /// The turn updates of any run.
     pub(super) fn turn_updates(&self) -> Vec<TurnUpdate> {
-        let said = self.updates.iter().filter_map(|up| match up {
-            AgentUpdate::Turn { update: what, .. } => Some(what.clone()),
+        let updates = self.updates.iter().filter_map(|update| match update {
+            AgentUpdate::Turn { update: turn_update, .. } => Some(turn_update.clone()),
             _ => None,
         });
-        said.collect()
+        updates.collect()
     }
 
-    /// The same, but for the calls of the model.
     pub(super) fn updates_without_model_calls(&self) -> Vec<TurnUpdate> {
-        self.turn_updates().into_iter().filter(|said| *said != TurnUpdate::ModelCall).collect()
+        self.turn_updates().into_iter().filter(|update| *update != TurnUpdate::ModelCall).collect()
     }
 
-    /// What was used, in all.
+    /// The sum of all reported usage.
     pub(super) fn usage(&self) -> TokenUsage {
         let mut sum = TokenUsage::default();
-        for said in self.turn_updates() {
-            if let TurnUpdate::Usage { usage } = said {
+        for update in self.turn_updates() {
+            if let TurnUpdate::Usage { usage } = update {
                 sum += usage;
             }
         }
         sum
     }
 
-    /// How often the model was called.
     pub(super) fn model_calls(&self) -> usize {
-        self.turn_updates().iter().filter(|said| **said == TurnUpdate::ModelCall).count()
+        self.turn_updates().iter().filter(|update| **update == TurnUpdate::ModelCall).count()
     }
 
     pub(super) fn stop(&self) -> TurnStopReason {
         self.outcome.stop
     }
 
-    /// The tools that ended: name, output and whether it is an error.
+    /// The tools that ended: name, output, and whether it is an error.
     pub(super) fn finished_tools(&self) -> Vec<(String, Value, bool)> {
-        let tools = self.turn_updates().into_iter().filter_map(|said| match said {
+        let tools = self.turn_updates().into_iter().filter_map(|update| match update {
             TurnUpdate::ToolFinished { name, output, is_error, .. } => Some((name, output, is_error)),
             _ => None,
         });
         tools.collect()
     }
 
-    /// What was asked.
     pub(super) fn asks(&self) -> Vec<&AskRequest> {
         let asks = self
             .updates
             .iter()
-            .filter_map(|up| if let AgentUpdate::Ask { ask, .. } = up { Some(ask) } else { None });
+            .filter_map(|update| if let AgentUpdate::Ask { ask, .. } = update { Some(ask) } else { None });
         asks.collect()
     }
 
-    /// The notices.
     pub(super) fn notices(&self) -> Vec<String> {
-        let notices = self.turn_updates().into_iter().filter_map(|said| match said {
+        let notices = self.turn_updates().into_iter().filter_map(|update| match update {
             TurnUpdate::Notice { text } => Some(text),
             _ => None,
         });
@@ -172,7 +168,7 @@ impl FinishedTurn {
 }
 
 impl DriverHarness {
-    /// A driver, from its opening on, with what its session was given; and the far end of its pipe.
+    /// Opens a driver. `change` adjusts the session's specification. Also returns the agent's side of the pipe.
     pub(super) fn new<T, F>(
         agent: &str,
         change: impl FnOnce(&mut AgentSpec),
@@ -182,28 +178,21 @@ impl DriverHarness {
         T: HarnessDriver,
         F: Future<Output = Result<(T, AgentUpdate), AgentExitReason>> + Send + 'static,
     {
-        let home = TempDir::new().expect("a temporary folder");
-        let cwd = home.path().to_owned();
+        let workspace = TempDir::new().expect("a temporary folder");
+        let cwd = workspace.path().to_owned();
         let mut spec =
             AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), agent, cwd);
         change(&mut spec);
-        let (near, far) = tokio::io::duplex(PIPE_SIZE);
+        let (driver_side, agent_side) = tokio::io::duplex(PIPE_SIZE);
         let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
-        let opening = open(spec, near);
-        let end = host_agent_with_filter(UpdateNumber(0), Some(filter), |end| run_test_agent(end, opening));
-        (
-            Self {
-                link_end: end,
-                workspace: home,
-                number: 0,
-                unread: Vec::new(),
-                agent_task: JoinSet::new(),
-            },
-            far,
-        )
+        let opening = open(spec, driver_side);
+        let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), |link_end| {
+            run_test_agent(link_end, opening)
+        });
+        (Self { link_end, workspace, number: 0, unread: Vec::new(), agent_task: JoinSet::new() }, agent_side)
     }
 
-    /// An agent that is elsewhere, by its name, with the life that it really has.
+    /// A remote agent by its name, run by the real agent task.
     pub(super) fn remote(name: &str, change: impl FnOnce(&mut AgentSpec)) -> Self {
         let workspace = TempDir::new().expect("a temporary folder");
         let cwd = workspace.path().to_owned();
@@ -211,14 +200,14 @@ impl DriverHarness {
             AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), name, cwd);
         change(&mut spec);
         let kind = AgentKind::from_spec(&spec).expect("its name describes it");
-        let around = AgentContext { agent_processes: None, endpoint_status: None, control: Arc::default() };
+        let context = AgentContext { agent_processes: None, endpoint_status: None, control: Arc::default() };
         let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
-        let life = |end| agent::run_agent(kind, Box::new(spec), around, end);
-        let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), life);
+        let run_agent = |end| agent::run_agent(kind, Box::new(spec), context, end);
+        let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), run_agent);
         Self { link_end, workspace, number: 0, unread: Vec::new(), agent_task: JoinSet::new() }
     }
 
-    /// Has the agent play by itself.
+    /// Lets the agent run by itself in a task.
     pub(super) fn with_agent_task(mut self, agent: impl Future<Output = ()> + Send + 'static) -> Self {
         self.agent_task.spawn(agent);
         self
@@ -264,35 +253,35 @@ impl DriverHarness {
     pub(super) async fn next_update(&mut self) -> AgentUpdate {
         while self.unread.is_empty() {
             match self.link_end.next_event().await {
-                LocalLinkEvent::Updates(said) => {
-                    self.unread.extend(said.into_iter().rev().map(|thing| thing.update))
+                LocalLinkEvent::Updates(updates) => {
+                    self.unread.extend(updates.into_iter().rev().map(|numbered| numbered.update))
                 }
-                other => panic!("heard {other:?}"),
+                other => panic!("unexpected event: {other:?}"),
             }
         }
         self.unread.pop().expect("there was one")
     }
 
-    /// Why the agent is no more.
+    /// Waits until the agent has failed, and returns the error.
     pub(super) async fn wait_for_failure(&mut self) -> RunError {
         loop {
             match self.link_end.next_event().await {
                 LocalLinkEvent::Updates(_) => {}
                 LocalLinkEvent::Gone(AgentExitReason::Failed(error)) => return error,
-                other => panic!("heard {other:?}"),
+                other => panic!("unexpected event: {other:?}"),
             }
         }
     }
 
-    /// Everything until the terminal of this run.
+    /// Collects everything until the terminal of this run.
     pub(super) async fn wait_for_end(&mut self, name: &str) -> FinishedTurn {
-        let mut ups = Vec::new();
+        let mut updates = Vec::new();
         loop {
             match self.next_update().await {
                 AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
-                    return FinishedTurn { updates: ups, outcome };
+                    return FinishedTurn { updates, outcome };
                 }
-                up => ups.push(up),
+                update => updates.push(update),
             }
         }
     }
@@ -310,10 +299,10 @@ impl DriverHarness {
         }
     }
 
-    /// Waits for a piece of text, however it was merged.
-    pub(super) async fn wait_for_text(&mut self, wanted: &str) {
+    /// Waits for a text, however its pieces were merged.
+    pub(super) async fn wait_for_text(&mut self, expected: &str) {
         let mut text = String::new();
-        while !text.contains(wanted) {
+        while !text.contains(expected) {
             if let AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } =
                 self.next_update().await
             {
@@ -323,19 +312,19 @@ impl DriverHarness {
     }
 }
 
-/// The far end of a pipe: an agent's side of it, line by line.
+/// The agent's side of the pipe, line by line.
 pub(super) struct AgentPipe {
     pub(super) lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
     pub(super) writer: WriteHalf<DuplexStream>,
 }
 
 impl AgentPipe {
-    pub(super) fn new(far: DuplexStream) -> Self {
-        let (from, writer) = tokio::io::split(far);
+    pub(super) fn new(agent_side: DuplexStream) -> Self {
+        let (from, writer) = tokio::io::split(agent_side);
         Self { lines: BufReader::new(from).lines(), writer }
     }
 
-    /// The next line; `None` if the other side has hung up.
+    /// The next line; `None` if the driver has hung up.
     pub(super) async fn try_next_json(&mut self) -> Option<Value> {
         let line = self.lines.next_line().await.expect("a pipe in memory")?;
         Some(serde_json::from_str(&line).expect("a message"))
@@ -345,17 +334,17 @@ impl AgentPipe {
         self.try_next_json().await.expect("it is open")
     }
 
-    /// The next message, which is of this method; gives its id and its parameters.
+    /// Expects a message with this method next; returns its id and its parameters.
     pub(super) async fn expect_method(&mut self, method: &str) -> (Value, Value) {
         let mut message = self.next_json().await;
         assert_eq!(message["method"], method, "{message}");
         (message["id"].take(), message["params"].take())
     }
 
-    /// Nothing was told, and nothing will be unless something happens.
+    /// Expects that the driver sends nothing unless something else happens.
     pub(super) async fn expect_silence(&mut self) {
-        let heard = tokio::time::timeout(Duration::from_secs(60), self.next_json()).await;
-        assert!(heard.is_err(), "{heard:?}");
+        let message = tokio::time::timeout(Duration::from_secs(60), self.next_json()).await;
+        assert!(message.is_err(), "{message:?}");
     }
 
     pub(super) async fn write_line(&mut self, line: &str) {
@@ -363,7 +352,7 @@ impl AgentPipe {
         self.writer.write_all(b"\n").await.expect("a pipe in memory");
     }
 
-    /// Lives until the other side hangs up.
+    /// Reads until the driver hangs up.
     pub(super) async fn wait_for_hang_up(&mut self) {
         while let Ok(Some(_)) = self.lines.next_line().await {}
     }
@@ -390,38 +379,38 @@ pub(super) fn assert_ended_well(ended: &FinishedTurn) {
     assert_eq!((ended.outcome.stop, &ended.outcome.error), (TurnStopReason::EndTurn, &None));
 }
 
-/// Until everybody waits for something.
+/// Waits until every task waits for something.
 pub(super) async fn let_all_wait() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Why an agent is no more that has hung up.
+/// The exit reason of an agent that has hung up.
 pub(super) fn hung_up_error() -> AgentExitReason {
     AgentExitReason::Failed(RunError::new("hung_up", "the agent hung up"))
 }
 
-/// The life of an agent, without a process.
+/// Runs a driver like the real agent task, but without a process.
 async fn run_test_agent<T: HarnessDriver>(
     mut end: AgentEndpoint,
     opening: impl Future<Output = Result<(T, AgentUpdate), AgentExitReason>> + Send,
 ) -> AgentExitReason {
-    let (mut talk, hello) = match opening.await {
+    let (mut driver, hello) = match opening.await {
         Ok(opened) => opened,
         Err(gone) => return gone,
     };
     if end.send(hello).await.is_err() {
         return AgentExitReason::Stopped;
     }
-    let voice = end.output();
+    let output = end.output();
     loop {
-        let down = tokio::select! {
-            () = talk.idle(&voice) => return hung_up_error(),
-            down = end.next_command() => down,
+        let command = tokio::select! {
+            () = driver.idle(&output) => return hung_up_error(),
+            command = end.next_command() => command,
         };
-        let Some(down) = down else { return AgentExitReason::Stopped };
-        if let AgentCommand::Prompt { run, prompt, files, messages, limits, .. } = down {
+        let Some(command) = command else { return AgentExitReason::Stopped };
+        if let AgentCommand::Prompt { run, prompt, files, messages, limits, .. } = command {
             let prompt = DriverPrompt { run, text: prompt, files, messages, limits };
-            match run_one_turn(&mut end, &mut talk, prompt).await {
+            match run_one_turn(&mut end, &mut driver, prompt).await {
                 Ok(true) => {}
                 Ok(false) => return hung_up_error(),
                 Err(LinkClosed) => return AgentExitReason::Stopped,
@@ -430,28 +419,28 @@ async fn run_test_agent<T: HarnessDriver>(
     }
 }
 
-/// False if the agent did not outlive its turn.
+/// Returns false if the agent did not outlive its turn.
 async fn run_one_turn<T: HarnessDriver>(
     end: &mut AgentEndpoint,
-    talk: &mut T,
+    driver: &mut T,
     prompt: DriverPrompt,
 ) -> Result<bool, LinkClosed> {
     let inbox = DriverInbox::default();
     let turn = DriverTurn::new(prompt.run.clone(), end.output(), &inbox);
-    let mut work = Box::pin(talk.turn(&turn, &prompt));
+    let mut turn_end = Box::pin(driver.turn(&turn, &prompt));
     let outcome = loop {
         tokio::select! {
             biased;
-            down = end.next_command() => match down.ok_or(LinkClosed)? {
+            command = end.next_command() => match command.ok_or(LinkClosed)? {
                 AgentCommand::Cancel { .. } => inbox.cancel(),
                 AgentCommand::Steer { number, text, .. } => assert!(inbox.queue_steer(DriverSteer { number, text })),
                 AgentCommand::Answer { ask, answer, .. } => inbox.deliver_reply(&ask, answer),
                 other => panic!("not in these tests: {other:?}"),
             },
-            outcome = &mut work => break outcome?,
+            outcome = &mut turn_end => break outcome?,
         }
     };
-    drop(work);
+    drop(turn_end);
     let Some(outcome) = outcome else { return Ok(false) };
     for steer in inbox.take_missed_steers() {
         end.send(AgentUpdate::SteerMissed { steer }).await?;

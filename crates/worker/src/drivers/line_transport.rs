@@ -1,5 +1,5 @@
-//! Lines over an agent's two streams, one message each. It knows their bounds and nothing of what they mean; there is no
-//! task behind it, so whoever waits for a line also drives what is to be written.
+//! Messages as lines over an agent's stdin and stdout. This module knows the size limits and nothing about what the
+//! lines mean. There is no task behind it: waiting for the next line also writes the queued messages.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -9,28 +9,27 @@ use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The longest line that an agent may write; a longer one is skipped.
+/// The longest line that an agent may write, in bytes. A longer line is skipped.
 const LINE_MAX: usize = 64 << 20;
-/// What may wait to be written before the agent is no longer listened to: one that asks must also read.
+/// The most bytes that may wait to be written before the agent is no longer read: an agent that asks must also read.
 const WAITING_MAX: usize = 1 << 20;
-/// How much is read at once.
+/// The most bytes read at a time.
 const READ_SIZE: usize = 64 << 10;
-/// Silence after which a dead agent's stream is over, even if a process that it left behind holds it open.
+/// Silence after which a dead agent's stdout counts as closed, even if a leftover process holds it open.
 const DRAIN_SILENCE: Duration = Duration::from_millis(200);
-/// What is still read of a dead agent's stream: more than any pipe holds.
+/// The most bytes still read from a dead agent's stdout: more than any pipe holds.
 const DRAIN_MAX: usize = 2 << 20;
 
-/// Resolves when the agent's process is dead.
 pub(crate) type ExitFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The agent at the other end of two streams.
+/// The connection to an agent over its stdout and stdin.
 pub(crate) struct LineTransport<R, W> {
     reader: AgentLineReader<R>,
     writer: AgentLineWriter<W>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LineTransport<R, W> {
-    /// Reads from one stream and writes to the other, until the first is over or `exited` says so.
+    /// Reads from one stream and writes to the other, until the first ends or the process has exited.
     pub(crate) fn new(from: R, to: W, exited: ExitFuture) -> Self {
         Self {
             reader: AgentLineReader::new(from, exited),
@@ -38,47 +37,46 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LineTransport<R, W> {
         }
     }
 
-    /// Writes a message as one line, when somebody waits for the next.
+    /// Queues a message, which is written as one line while [`Self::next_line`] waits.
     pub(crate) fn queue_message<T: Serialize>(&mut self, message: &T) {
         self.writer.queue_message(message);
     }
 
-    /// The agent's next line that is not empty, or `None` when there will be none. Writes what waits to be written
-    /// meanwhile, and does only that if not `listening`. Nothing is lost if the wait is given up.
+    /// The agent's next line that is not empty, or `None` at the end. Writes queued messages meanwhile, and only that
+    /// if not `listening`. Dropping the wait loses nothing.
     pub(crate) async fn next_line(&mut self, listening: bool) -> Option<BytesMut> {
-        let Self { reader: incoming, writer: outgoing } = self;
+        let Self { reader, writer } = self;
         loop {
-            let listening = listening && outgoing.unwritten.len() < WAITING_MAX;
+            let listening = listening && writer.unwritten.len() < WAITING_MAX;
             tokio::select! {
                 biased;
-                () = outgoing.write_some() => {}
-                line = incoming.next_line(), if listening => return line,
+                () = writer.write_some() => {}
+                line = reader.next_line(), if listening => return line,
             }
         }
     }
 
-    /// Closes the stream to the agent, and gives the other one up to be emptied.
+    /// Closes the agent's stdin, and returns its stdout so that the caller can drain it.
     pub(crate) fn hang_up(self) -> R {
         self.reader.source
     }
 }
 
-/// A line that is no message: an agent's library may print to stdout, which must harm nobody. What it says is not
-/// shown, since it may be anything, a secret too.
+/// Logs a line that is not a message: a library of the agent may print to stdout, which does no harm. The content is
+/// not logged, since it may contain a secret.
 pub(crate) fn log_ignored_line(line: &[u8]) {
-    tracing::warn!("the agent wrote a line of {} bytes that is no message, which is ignored", line.len());
+    tracing::warn!("ignored a line of {} bytes on the agent's stdout that is not a message", line.len());
 }
 
-/// The stream from the agent.
 struct AgentLineReader<R> {
     source: R,
     buffer: BytesMut,
-    /// How much of the buffer is known to have no line's end.
+    /// The length of the buffer's beginning that is known to have no newline.
     scanned: usize,
-    /// Whether the buffer begins within a line that was too long.
+    /// Whether the buffer begins inside a line that is being skipped.
     skipping: bool,
     exited: ExitFuture,
-    /// How much may still be read, once the agent's process is dead.
+    /// How many bytes may still be read, once the agent's process has exited.
     drain_left: Option<usize>,
 }
 
@@ -100,13 +98,13 @@ impl<R: AsyncRead + Unpin> AgentLineReader<R> {
         }
     }
 
-    /// The next whole line that has been read.
+    /// Takes the next complete line out of the buffer.
     fn take_line(&mut self) -> Option<BytesMut> {
         loop {
             let Some(at) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
                 self.scanned = self.buffer.len();
                 if self.scanned > LINE_MAX {
-                    tracing::warn!("the agent wrote a line of more than {LINE_MAX} bytes, which is skipped");
+                    tracing::warn!("skipped a line of more than {LINE_MAX} bytes on the agent's stdout");
                     self.buffer = BytesMut::new();
                     self.scanned = 0;
                     self.skipping = true;
@@ -121,14 +119,14 @@ impl<R: AsyncRead + Unpin> AgentLineReader<R> {
         }
     }
 
-    /// Reads more; false if there is no more.
+    /// Reads more; returns false at the end.
     async fn read_more(&mut self) -> bool {
         self.buffer.reserve(READ_SIZE);
         loop {
             tokio::select! {
                 biased;
                 read = self.source.read_buf(&mut self.buffer) => {
-                    // A stream that breaks is over like one that ends.
+                    // A read error ends the stream as well.
                     let read = read.unwrap_or_default();
                     self.drain_left = self.drain_left.map(|left| left.saturating_sub(read));
                     return read > 0 && self.drain_left != Some(0);
@@ -140,11 +138,10 @@ impl<R: AsyncRead + Unpin> AgentLineReader<R> {
     }
 }
 
-/// The stream to the agent.
 struct AgentLineWriter<W> {
     sink: W,
     unwritten: BytesMut,
-    /// The agent has closed its side. That it is over is learned from the other stream.
+    /// The agent has closed its stdin. Its end is noticed on stdout.
     broken: bool,
 }
 
@@ -156,8 +153,8 @@ impl<W: AsyncWrite + Unpin> AgentLineWriter<W> {
         }
     }
 
-    /// Writes some of what waits; for ever if nothing does. What is written is no longer waiting, so that nothing is
-    /// written twice if this is given up.
+    /// Writes some of the queued bytes; waits for ever if there are none. Written bytes leave the queue at once, so
+    /// nothing is written twice if the wait is dropped.
     async fn write_some(&mut self) {
         if self.unwritten.is_empty() {
             return pending().await;

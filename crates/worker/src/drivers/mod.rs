@@ -1,11 +1,12 @@
-//! One room per way to reach an agent. A driver turns one prompt into what its agent says; when the turn is stopped
-//! from outside, its future is dropped. What is peculiar to an agent stands in its manifest; no driver knows one by name.
+//! One module per way to reach an agent. A driver turns one prompt into updates from its agent; when the turn is
+//! stopped from outside, its future is dropped. Peculiarities of an agent are in its manifest: no driver knows an agent
+//! by name.
 //!
-//! - [`Agent`]: any of them, from its start to its end.
-//! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
-//!   `floor`: what is said and asked in one; `price`: what its tokens cost; `tools`: those of `qd mcp`, for the agent;
-//!   `dial`: connections to one that is elsewhere.
-//! - `stage` and `recorded`: what the drivers' tests share.
+//! - [`RunningAgent`]: any agent, from its start to its end.
+//! - Shared by drivers: `process` (an agent's process below the keeper), `line_transport` (its stdin and stdout),
+//!   `emit` (sends updates while the loop goes on), `turn_state` (updates and asks of one turn), `pricing` (the cost
+//!   of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to remote agents).
+//! - Shared by the drivers' tests: `harness` and `recording`.
 
 mod a2a;
 pub(crate) mod acp;
@@ -61,18 +62,18 @@ pub(crate) enum RunningAgent {
 }
 
 impl RunningAgent {
-    /// Starts it, and waits until it takes a prompt.
+    /// Starts the agent, and waits until it accepts a prompt.
     pub(crate) async fn start(
         kind: AgentKind,
         spec: &AgentSpec,
-        below: Option<&Arc<AgentProcesses>>,
+        agent_processes: Option<&Arc<AgentProcesses>>,
     ) -> Result<Self, RunError> {
         let limit = |manifest: &Manifest| {
             Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S))
         };
-        match (kind, below) {
+        match (kind, agent_processes) {
             (AgentKind::Echo, _) => Ok(Self::Echo),
-            // Both boxed, since the start of every agent has room for the largest of all.
+            // Boxed, because the future of every start would otherwise be as large as the largest of them.
             (AgentKind::Remote(manifest), _) if manifest.driver() == DriverKind::Worker => {
                 let peer = Box::pin(PeerWorkerAgent::start(spec, &manifest, limit(&manifest))).await?;
                 Ok(Self::Peer(Box::new(peer)))
@@ -81,9 +82,9 @@ impl RunningAgent {
                 let a2a = Box::pin(A2aAgent::start(spec, &manifest, limit(&manifest))).await?;
                 Ok(Self::A2a(Box::new(a2a)))
             }
-            (AgentKind::Process(manifest), Some(below)) => {
+            (AgentKind::Process(manifest), Some(agent_processes)) => {
                 let limit = limit(&manifest);
-                let keeper = Arc::clone(below.keeper());
+                let keeper = Arc::clone(agent_processes.keeper());
                 match manifest.driver() {
                     DriverKind::Acp => {
                         let acp = AcpAgent::start(spec, &manifest, keeper, limit).await?;
@@ -99,11 +100,12 @@ impl RunningAgent {
                         Ok(Self::Codex(Box::new(codex)))
                     }
                     DriverKind::Pty => {
-                        let pty = PtyAgent::start(spec, &manifest, keeper, below.window(), limit).await?;
+                        let pty =
+                            PtyAgent::start(spec, &manifest, keeper, agent_processes.window(), limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
                     other @ (DriverKind::Echo | DriverKind::A2a | DriverKind::Worker) => {
-                        let message = format!("an agent by {other} has nothing below a keeper");
+                        let message = format!("an agent with the driver {other} does not run below a keeper");
                         Err(RunError::new("agent_failed_to_start", message))
                     }
                 }
@@ -114,7 +116,7 @@ impl RunningAgent {
         }
     }
 
-    /// What is told of it then.
+    /// The update that reports the agent as ready.
     pub(crate) fn ready_update(&self, spec: &AgentSpec) -> AgentUpdate {
         match self {
             Self::Echo | Self::Exec(_) => {
@@ -125,16 +127,15 @@ impl RunningAgent {
                 AgentUpdate::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
             }
             Self::Codex(codex) => AgentUpdate::Ready { agent_session_id: codex.session_id(), steers: true },
-            // It has no name for its conversation: that is its process.
+            // The conversation has no id: it lives in the agent's process.
             Self::Pty(pty) => AgentUpdate::Ready { agent_session_id: None, steers: pty.steers() },
-            // A task at work may refuse another message, or make another task of it: no steer is promised.
+            // A task in progress may refuse another message or make a new task of it, so no steer is promised.
             Self::A2a(a2a) => AgentUpdate::Ready { agent_session_id: a2a.session_id(), steers: false },
-            // Its conversation is its connection.
+            // The conversation has no id: it lives in the connection.
             Self::Peer(_) => AgentUpdate::Ready { agent_session_id: None, steers: true },
         }
     }
 
-    /// One turn.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -152,20 +153,20 @@ impl RunningAgent {
         }
     }
 
-    /// Between turns; resolves if the agent ends by itself.
-    pub(crate) async fn idle(&mut self, voice: &AgentOutput) -> RunError {
+    /// Runs between turns. Resolves if the agent exits by itself.
+    pub(crate) async fn idle(&mut self, output: &AgentOutput) -> RunError {
         match self {
-            // Between turns nothing of it is here.
+            // Nothing of the agent runs here between turns.
             Self::Echo | Self::Exec(_) | Self::A2a(_) => std::future::pending().await,
-            Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
-            Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
-            Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
+            Self::Acp(acp) => Box::pin(acp.idle(output)).await,
+            Self::Claude(claude) => Box::pin(claude.idle(output)).await,
+            Self::Codex(codex) => Box::pin(codex.idle(output)).await,
             Self::Pty(pty) => Box::pin(pty.idle()).await,
             Self::Peer(peer) => Box::pin(peer.idle()).await,
         }
     }
 
-    /// Ends it politely.
+    /// Stops the agent and gives it time to exit by itself.
     pub(crate) async fn stop(self) {
         match self {
             Self::Echo | Self::Exec(_) | Self::A2a(_) => {}

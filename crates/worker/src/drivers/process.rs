@@ -1,5 +1,5 @@
-//! The agent's process: started through the keeper, watched for its end, and listened to on stderr, of which the last
-//! lines are kept for whoever asks why. Ending what it leaves behind is the keeper's business.
+//! The agent's process: started through the keeper and watched for its exit. The last lines of its stderr are kept to
+//! explain failures. Ending the processes it leaves behind is up to the keeper.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,18 +18,18 @@ use super::line_transport::ExitFuture;
 use crate::agent_kind::own_program;
 use crate::redact::SecretMatcher;
 
-/// Lines of stderr that are kept.
+/// The number of stderr lines that are kept.
 const LINES_MAX: usize = 20;
-/// Bytes that are kept of each until somebody asks; then it is cut to what an error shows of a line.
+/// The bytes kept of each line. An error later shows less of it.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// How long an agent that has closed its stdout may take to die before it counts as gone all the same.
+/// How long an agent that has closed its stdout may take to exit before its exit status is given up.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
-/// How long an agent whose stdin was closed may take to leave by itself.
+/// How long an agent whose stdin was closed may take to exit by itself.
 const LEAVE_GRACE: Duration = Duration::from_secs(2);
-/// How long to wait for the last lines of a dead agent, whose stderr something else may hold open.
+/// How long to wait for the last lines of a dead agent, whose stderr another process may hold open.
 const STDERR_WAIT: Duration = Duration::from_millis(100);
-/// The variables that every agent gets from the worker's own environment, if they are there. All else comes with the
-/// session, so that no secret of ours reaches an agent by accident.
+/// The variables that every agent inherits from the worker's environment. All others come with the session, so that no
+/// secret of the worker reaches an agent by accident.
 const INHERITED_VARS: [&str; 13] = [
     "PATH",
     "HOME",
@@ -46,19 +46,19 @@ const INHERITED_VARS: [&str; 13] = [
     "XDG_RUNTIME_DIR",
 ];
 
-/// A program as an agent is started: what its manifest says of every session, and what this one adds.
+/// The program of an agent: its manifest, plus what the session adds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgentProgram {
-    /// The program and its arguments.
     pub(crate) argv: Vec<String>,
-    /// What it is called among the processes, if not by its program's name.
+    /// The name among processes, if it differs from the program's name.
     pub(crate) process_name: Option<String>,
-    /// Its variables besides those that every agent gets.
+    /// Variables besides those that every agent inherits.
     pub(crate) env: BTreeMap<String, String>,
 }
 
 impl AgentProgram {
-    /// With the model and the system prompt as its manifest takes them; a driver may have other ways to say them.
+    /// Passes the model, the system prompt and the directory as arguments if the manifest has flags for them. A driver
+    /// may pass them in other ways.
     pub(crate) fn from_manifest(manifest: &Manifest, spec: &AgentSpec) -> Self {
         let mut argv = manifest.command();
         let mut process_name = None;
@@ -68,12 +68,12 @@ impl AgentProgram {
         }
         let startup = &manifest.startup;
         let cwd = spec.cwd.to_string_lossy();
-        let said = [
+        let flags = [
             (&startup.model_arg, spec.model.as_deref()),
             (&startup.system_prompt_arg, spec.system_prompt.as_deref()),
             (&startup.cwd_arg, Some(cwd.as_ref())),
         ];
-        for (flag, value) in said {
+        for (flag, value) in flags {
             if let (Some(flag), Some(value)) = (flag, value) {
                 argv.extend([flag.clone(), value.to_owned()]);
             }
@@ -82,7 +82,7 @@ impl AgentProgram {
         if let Some(name) = &startup.session_id_env {
             env.insert(name.clone(), spec.session.to_string());
         }
-        // What comes with the session wins over what every session gets.
+        // The session's variables take precedence over the manifest's.
         env.extend(spec.env.clone());
         Self { argv, process_name, env }
     }
@@ -96,7 +96,7 @@ pub(crate) struct AgentProcess {
 }
 
 impl AgentProcess {
-    /// Starts it; gives what it reads from and what it writes to.
+    /// Starts the process, and returns it with its stdin and stdout.
     pub(crate) async fn start(
         keeper: &KeeperHandle,
         spec: &AgentSpec,
@@ -105,7 +105,7 @@ impl AgentProcess {
         Self::launch(keeper, spec, program, false).await
     }
 
-    /// The same for one that lives no longer than its turn.
+    /// Like [`Self::start`], for a process that lives no longer than its turn.
     pub(crate) async fn start_in_turn(
         keeper: &KeeperHandle,
         spec: &AgentSpec,
@@ -127,8 +127,8 @@ impl AgentProcess {
             cwd: spec.cwd.clone(),
             arg0: program.process_name,
         };
-        let kept = if in_turn { keeper.spawn_in_turn(launch).await } else { keeper.spawn(launch).await };
-        let KeeperChild { stdin, stdout, stderr, exit, .. } = kept.map_err(|cause| {
+        let spawned = if in_turn { keeper.spawn_in_turn(launch).await } else { keeper.spawn(launch).await };
+        let KeeperChild { stdin, stdout, stderr, exit, .. } = spawned.map_err(|cause| {
             RunError::new("agent_failed_to_start", format!("cannot start {name}: {cause}"))
         })?;
         Ok((
@@ -138,7 +138,7 @@ impl AgentProcess {
         ))
     }
 
-    /// Resolves when it is dead.
+    /// Resolves when the process has exited.
     pub(crate) fn exited(&self) -> ExitFuture {
         let exit = self.exit.clone();
         Box::pin(async move {
@@ -146,28 +146,28 @@ impl AgentProcess {
         })
     }
 
-    /// Waits a little for the end of a process whose stdin was closed; the rest is the keeper's.
+    /// Waits a little for the exit of a process whose stdin was closed. If it stays, the keeper ends it.
     pub(crate) async fn drain_and_wait(self, mut stdout: impl AsyncRead + Unpin) {
-        // It may have more to say before it goes, and must not wait for somebody to hear it.
-        let empty = async {
-            // However that ends, only its own end counts.
-            let _heard = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+        // The process may write more before it exits, and must not block on a full pipe.
+        let drain = async {
+            // The end of stdout does not matter; only the exit counts.
+            let _copied = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
             std::future::pending().await
         };
         tokio::select! {
             () = self.exited() => {}
-            () = empty => {}
-            // The keeper makes it go.
+            () = drain => {}
+            // The keeper ends the process.
             () = tokio::time::sleep(LEAVE_GRACE) => {}
         }
     }
 
-    /// Its exit status, once it has one; none if it was killed or nobody can say.
+    /// The exit status, once there is one; `None` if the process was killed or its keeper is lost.
     pub(crate) async fn exit_status(&self) -> Option<i32> {
         self.exit.wait().await.status
     }
 
-    /// Why it is gone: called when its stdout is over.
+    /// Explains why the process is gone. Called when its stdout is closed.
     pub(crate) async fn exit_error(&mut self, when: &str) -> RunError {
         let exit = tokio::time::timeout(EXIT_WAIT, self.exit.wait()).await.ok();
         let message = match exit {
@@ -184,20 +184,20 @@ impl AgentProcess {
         RunError { exit_status, ..self.with_stderr(RunError::new("agent_exited", message)).await }
     }
 
-    /// The error with what the agent last wrote to stderr, which may say more.
+    /// Adds the last lines of stderr to an error, since they may say more.
     pub(crate) async fn with_stderr(&mut self, error: RunError) -> RunError {
         RunError { stderr: self.stderr.lines().await, ..error }
     }
 }
 
-/// What an agent's process gets: what every agent does, and these.
+/// The environment of an agent's process: the inherited variables and `added`.
 pub(crate) fn process_environment(added: BTreeMap<String, String>) -> BTreeMap<String, String> {
     let inherited =
         INHERITED_VARS.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
     inherited.chain(added).collect()
 }
 
-/// The last lines of a stream, read by a task that ends with it.
+/// The last lines of stderr, collected by a task that ends with the stream.
 #[derive(Debug)]
 struct StderrTail {
     lines: Arc<Mutex<VecDeque<String>>>,
@@ -211,10 +211,10 @@ impl StderrTail {
         Self { lines, task }
     }
 
-    /// The lines of a stream that should be over.
+    /// The collected lines. The stream should be closed by now.
     async fn lines(&mut self) -> Vec<String> {
-        // If it is not, then what there is has to do.
-        let _over = tokio::time::timeout(STDERR_WAIT, &mut self.task).await;
+        // If the stream is still open, the lines so far have to do.
+        let _done = tokio::time::timeout(STDERR_WAIT, &mut self.task).await;
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
@@ -237,7 +237,7 @@ async fn collect_last_lines(
         for byte in &buffer[..read] {
             match byte {
                 b'\n' => push_line(&lines, &secrets, &mut line),
-                // One more than is kept shows that there was more.
+                // One byte more than the limit shows that the line was cut.
                 _ if line.len() <= LINE_BYTES_MAX => line.push(*byte),
                 _ => {}
             }
@@ -252,7 +252,7 @@ async fn collect_last_lines(
 fn push_line(lines: &Mutex<VecDeque<String>>, secrets: &SecretMatcher, line: &mut Vec<u8>) {
     let mut text = String::from_utf8_lossy(line).trim_end().to_owned();
     if line.len() > LINE_BYTES_MAX {
-        // The cut may go through a secret, whose head would not be known as one later.
+        // The cut may go through a secret, whose beginning would not be recognised later.
         text = secrets.redact_start(&text, None).text;
     }
     line.clear();
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_last_lines_are_kept_and_none_without_bound_or_with_the_head_of_a_secret() {
+    async fn the_last_lines_are_kept_within_limits_and_without_half_a_secret() {
         let secrets =
             SecretMatcher::from_env(&BTreeMap::from([("KEY".to_owned(), "hunter2hunter2".to_owned())]));
         let mut text: String = (0..50).map(|n| format!("line {n}\n")).collect();

@@ -1,6 +1,6 @@
-//! Recorded exchanges with real agents, played again without them: the agent's lines are said again, the session does
-//! again what it did, and the driver must say what it said then. The recordings, and how they are made, are in
-//! `tests/recorded`.
+//! Replays recorded exchanges with real agents, without the agents: the agent's lines are sent again, the session's
+//! actions are done again, and the driver must send exactly what it sent when recorded. The recordings, and how they
+//! are made, are in `tests/recorded`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::io::DuplexStream;
 
 use super::harness::{AgentPipe, DriverHarness, FinishedTurn, decision_reply, let_all_wait, value_reply};
 
-/// How long something is waited for that must come. The clock of these tests moves on by itself when everybody waits.
+/// How long to wait for something that must come. The clock of these tests advances when every task waits.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// What the folder of the session is called in recordings.
+/// The session's directory in recordings.
 const RECORDED_FOLDER: &str = "/w";
 
-/// One process of an agent, line by line.
+/// The exchange with one process of an agent.
 #[derive(Debug)]
 pub(super) struct AgentRecording {
     name: String,
@@ -27,24 +27,22 @@ pub(super) struct AgentRecording {
     lines: Vec<RecordingLine>,
 }
 
-/// The first line: whose exchange it is.
+/// The first line of a recording: the agent and what its session was given.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RecordingHeader {
     pub(super) agent: String,
-    /// That of the agent.
+    /// The agent's version.
     pub(super) version: String,
-    /// The model that the session was given.
     #[serde(default)]
     pub(super) model: Option<String>,
     #[serde(default)]
     pub(super) system_prompt: Option<String>,
-    /// The agent's name for the conversation that it was to go on with.
+    /// The agent's id of the conversation that it resumes.
     #[serde(default)]
     pub(super) resume: Option<String>,
 }
 
-/// A line.
 #[derive(Debug, Deserialize)]
 enum RecordingLine {
     #[serde(rename = "#")]
@@ -57,7 +55,7 @@ enum RecordingLine {
     FromAgent(Value),
 }
 
-/// What the session did.
+/// An action of the session.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RecordedAction {
@@ -65,34 +63,34 @@ enum RecordedAction {
     Steer(String),
     Cancel(RecordedTrue),
     Allow(RecordedTrue),
-    /// With the reason.
+    /// Denies with this reason.
     Deny(String),
-    /// The answer to a question.
+    /// Answers a question.
     Choose(String),
 }
 
-/// Stands where there is nothing to say.
+/// The value `true`, for actions without arguments.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "bool")]
 struct RecordedTrue;
 
-/// What came of a recording.
+/// The result of a replay.
 #[derive(Debug)]
 pub(super) struct ReplayResult {
-    /// What was told of the agent before its first turn.
+    /// The first update, which reports the agent as ready.
     pub(super) ready: AgentUpdate,
     pub(super) runs: Vec<FinishedTurn>,
 }
 
 impl ReplayResult {
-    /// The only run.
+    /// Expects exactly one run.
     #[track_caller]
     pub(super) fn only_run(self) -> FinishedTurn {
         let [only] = self.into_runs();
         only
     }
 
-    /// So many runs.
+    /// Expects exactly `N` runs.
     #[track_caller]
     pub(super) fn into_runs<const N: usize>(self) -> [FinishedTurn; N] {
         let count = self.runs.len();
@@ -101,7 +99,7 @@ impl ReplayResult {
 }
 
 impl AgentRecording {
-    /// Reads one.
+    /// Reads the recording of this agent and scene.
     pub(super) fn read(agent: &str, scene: &str) -> Self {
         let name = format!("{agent}/{scene}.jsonl");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded").join(&name);
@@ -122,7 +120,7 @@ impl AgentRecording {
         Self { header, lines: lines.collect(), name }
     }
 
-    /// Gives the session what it had.
+    /// Gives the session what it had when recorded.
     pub(super) fn apply_to_spec(&self, spec: &mut AgentSpec) {
         spec.cwd = RECORDED_FOLDER.into();
         spec.model.clone_from(&self.header.model);
@@ -130,27 +128,27 @@ impl AgentRecording {
         spec.agent_session_id.clone_from(&self.header.resume);
     }
 
-    /// Whether the agent says this in it.
-    pub(super) fn agent_says(&self, words: &str) -> bool {
-        self.lines
-            .iter()
-            .any(|line| matches!(line, RecordingLine::FromAgent(said) if said.to_string().contains(words)))
+    /// Whether a line of the agent contains this text.
+    pub(super) fn agent_says(&self, text: &str) -> bool {
+        self.lines.iter().any(
+            |line| matches!(line, RecordingLine::FromAgent(message) if message.to_string().contains(text)),
+        )
     }
 
-    /// Whether the agent is told this in it.
-    pub(super) fn agent_is_sent(&self, words: &str) -> bool {
-        self.count_sent_lines(words) > 0
+    /// Whether a line to the agent contains this text.
+    pub(super) fn agent_is_sent(&self, text: &str) -> bool {
+        self.count_sent_lines(text) > 0
     }
 
-    /// In how many lines it is.
-    pub(super) fn count_sent_lines(&self, words: &str) -> usize {
-        let tells = |line: &&RecordingLine| matches!(line, RecordingLine::ToAgent(said) if said.to_string().contains(words));
-        self.lines.iter().filter(tells).count()
+    /// The number of lines to the agent that contain this text.
+    pub(super) fn count_sent_lines(&self, text: &str) -> usize {
+        let contains = |line: &&RecordingLine| matches!(line, RecordingLine::ToAgent(message) if message.to_string().contains(text));
+        self.lines.iter().filter(contains).count()
     }
 
-    /// Plays it to its end. The driver is silent then.
-    pub(super) async fn play(self, stage: DriverHarness, far: DuplexStream) -> ReplayResult {
-        let mut player = RecordingPlayer::new(&self, stage, far);
+    /// Plays the recording to its end, after which the driver must send nothing.
+    pub(super) async fn play(self, harness: DriverHarness, agent_side: DuplexStream) -> ReplayResult {
+        let mut player = RecordingPlayer::new(&self, harness, agent_side);
         player.play_lines(&self.lines).await;
         let silence = tokio::time::timeout(WAIT_MAX, player.agent.next_json()).await;
         assert!(silence.is_err(), "{}: the driver says more than it did: {silence:?}", self.name);
@@ -158,35 +156,35 @@ impl AgentRecording {
         ReplayResult { ready: player.ready.expect("it was ready"), runs: player.finished }
     }
 
-    /// Plays one whose agent is never ready; gives why.
-    pub(super) async fn play_refused(self, stage: DriverHarness, far: DuplexStream) -> RunError {
-        let mut player = RecordingPlayer::new(&self, stage, far);
+    /// Plays a recording whose agent never becomes ready; returns the error.
+    pub(super) async fn play_refused(self, harness: DriverHarness, agent_side: DuplexStream) -> RunError {
+        let mut player = RecordingPlayer::new(&self, harness, agent_side);
         player.play_lines(&self.lines).await;
-        player.stage.wait_for_failure().await
+        player.harness.wait_for_failure().await
     }
 }
 
-/// A recording being played.
+/// Plays a recording.
 struct RecordingPlayer<'a> {
     name: &'a str,
-    stage: DriverHarness,
+    harness: DriverHarness,
     agent: AgentPipe,
     ready: Option<AgentUpdate>,
-    /// How many prompts there were, each a run of its number.
+    /// The number of prompts so far. Each starts a run with that number as its id.
     prompts: usize,
-    /// What was heard of the run under way.
+    /// The updates of the running run.
     updates: Vec<AgentUpdate>,
     finished: Vec<FinishedTurn>,
-    /// What had another name then: the messages whose names we draw.
+    /// Recorded message ids that we generated, each with the id generated now.
     renamed_ids: Vec<(String, String)>,
 }
 
 impl<'a> RecordingPlayer<'a> {
-    fn new(recording: &'a AgentRecording, stage: DriverHarness, far: DuplexStream) -> Self {
+    fn new(recording: &'a AgentRecording, harness: DriverHarness, agent_side: DuplexStream) -> Self {
         Self {
             name: &recording.name,
-            stage,
-            agent: AgentPipe::new(far),
+            harness,
+            agent: AgentPipe::new(agent_side),
             ready: None,
             prompts: 0,
             updates: Vec::new(),
@@ -196,100 +194,102 @@ impl<'a> RecordingPlayer<'a> {
     }
 
     async fn play_lines(&mut self, lines: &[RecordingLine]) {
-        // The first line of the file is not among them.
+        // Line 1 is the header.
         for (number, line) in (2..).zip(lines) {
             match line {
                 RecordingLine::Header(_) => panic!("{} says twice whose it is", self.name),
-                RecordingLine::FromAgent(said) => self.agent.write_line(&self.with_current_ids(said)).await,
-                RecordingLine::ToAgent(said) => self.expect_from_driver(said, number).await,
-                RecordingLine::Action(deed) => {
-                    // Each has all of its effect before the next line.
+                RecordingLine::FromAgent(message) => {
+                    self.agent.write_line(&self.with_current_ids(message)).await
+                }
+                RecordingLine::ToAgent(message) => self.expect_from_driver(message, number).await,
+                RecordingLine::Action(action) => {
+                    // Each action takes full effect before the next line.
                     let_all_wait().await;
-                    self.perform(deed).await;
+                    self.perform(action).await;
                     let_all_wait().await;
                 }
             }
         }
     }
 
-    /// The driver must say this now.
-    async fn expect_from_driver(&mut self, wanted: &Value, number: u32) {
+    /// Expects that the driver sends this line next.
+    async fn expect_from_driver(&mut self, expected: &Value, number: u32) {
         let place = format!("{}:{number}", self.name);
-        let heard = tokio::time::timeout(WAIT_MAX, self.agent.try_next_json()).await;
-        let Ok(heard) = heard else {
-            panic!("{place}: the driver says nothing, and said then\n  {wanted}");
+        let actual = tokio::time::timeout(WAIT_MAX, self.agent.try_next_json()).await;
+        let Ok(actual) = actual else {
+            panic!("{place}: the driver says nothing, and said then\n  {expected}");
         };
-        let mut heard =
-            heard.unwrap_or_else(|| panic!("{place}: the driver hung up, and said then\n  {wanted}"));
-        if let (Some(then), Some(now)) = (wanted["uuid"].as_str(), heard["uuid"].as_str()) {
-            self.renamed_ids.push((then.to_owned(), now.to_owned()));
+        let mut actual =
+            actual.unwrap_or_else(|| panic!("{place}: the driver hung up, and said then\n  {expected}"));
+        if let (Some(old), Some(new)) = (expected["uuid"].as_str(), actual["uuid"].as_str()) {
+            self.renamed_ids.push((old.to_owned(), new.to_owned()));
         }
-        let mut wanted: Value = serde_json::from_str(&self.with_current_ids(wanted)).expect("JSON");
-        // Ours, which moves on while recordings stay.
-        for said in [&mut heard, &mut wanted] {
-            if let Some(version) = said.pointer_mut("/params/clientInfo/version") {
+        let mut expected: Value = serde_json::from_str(&self.with_current_ids(expected)).expect("JSON");
+        // Our own version, which changes while recordings do not.
+        for message in [&mut actual, &mut expected] {
+            if let Some(version) = message.pointer_mut("/params/clientInfo/version") {
                 *version = Value::Null;
             }
         }
-        assert!(heard == wanted, "{place}: the driver says\n  {heard}\nand said then\n  {wanted}");
+        assert!(actual == expected, "{place}: the driver says\n  {actual}\nand said then\n  {expected}");
     }
 
-    /// With the names of today.
-    fn with_current_ids(&self, said: &Value) -> String {
-        self.renamed_ids.iter().fold(said.to_string(), |text, (then, now)| text.replace(then, now))
+    /// The line with recorded ids replaced by the current ones.
+    fn with_current_ids(&self, message: &Value) -> String {
+        self.renamed_ids.iter().fold(message.to_string(), |text, (old, new)| text.replace(old, new))
     }
 
     /// Does what the session did.
-    async fn perform(&mut self, deed: &RecordedAction) {
+    async fn perform(&mut self, action: &RecordedAction) {
         let run = self.prompts.to_string();
-        match deed {
-            RecordedAction::Prompt(words) => {
+        match action {
+            RecordedAction::Prompt(text) => {
                 self.wait_for_run_end().await;
                 self.prompts += 1;
-                self.stage.prompt(&self.prompts.to_string(), words);
+                self.harness.prompt(&self.prompts.to_string(), text);
             }
-            RecordedAction::Cancel(RecordedTrue) => self.stage.cancel(&run),
-            RecordedAction::Steer(words) => drop(self.stage.steer(&run, words)),
+            RecordedAction::Cancel(RecordedTrue) => self.harness.cancel(&run),
+            RecordedAction::Steer(text) => drop(self.harness.steer(&run, text)),
             RecordedAction::Allow(RecordedTrue) => {
                 let ask = self.wait_for_ask().await;
-                self.stage.answer(&ask, decision_reply(PermissionDecision::AllowOnce, None));
+                self.harness.answer(&ask, decision_reply(PermissionDecision::AllowOnce, None));
             }
             RecordedAction::Deny(reason) => {
                 let ask = self.wait_for_ask().await;
-                self.stage.answer(&ask, decision_reply(PermissionDecision::Deny, Some(reason)));
+                self.harness.answer(&ask, decision_reply(PermissionDecision::Deny, Some(reason)));
             }
             RecordedAction::Choose(value) => {
                 let ask = self.wait_for_ask().await;
-                self.stage.answer(&ask, value_reply(value));
+                self.harness.answer(&ask, value_reply(value));
             }
         }
     }
 
     async fn wait_for_ask(&mut self) -> AskRequest {
         loop {
-            let heard = tokio::time::timeout(WAIT_MAX, self.stage.next_update()).await;
-            let up = heard.unwrap_or_else(|_| panic!("{}: the driver asks nothing", self.name));
-            self.updates.push(up.clone());
-            if let AgentUpdate::Ask { ask, .. } = up {
+            let received = tokio::time::timeout(WAIT_MAX, self.harness.next_update()).await;
+            let update = received.unwrap_or_else(|_| panic!("{}: the driver asks nothing", self.name));
+            self.updates.push(update.clone());
+            if let AgentUpdate::Ask { ask, .. } = update {
                 return ask;
             }
         }
     }
 
-    /// Waits for the end of what is under way, if anything is.
+    /// Waits for the agent to become ready, or for the running run to end, if there is one.
     async fn wait_for_run_end(&mut self) {
         if self.prompts == 0 {
-            let ready = tokio::time::timeout(WAIT_MAX, self.stage.next_update()).await;
+            let ready = tokio::time::timeout(WAIT_MAX, self.harness.next_update()).await;
             let ready = ready.unwrap_or_else(|_| panic!("{}: the agent is not ready", self.name));
             assert!(matches!(ready, AgentUpdate::Ready { .. }), "{}: {ready:?}", self.name);
             self.ready = Some(ready);
         } else if self.finished.len() < self.prompts {
             let run = self.prompts.to_string();
-            let ended = tokio::time::timeout(WAIT_MAX, self.stage.wait_for_end(&run)).await;
-            let FinishedTurn { updates: ups, outcome } =
+            let ended = tokio::time::timeout(WAIT_MAX, self.harness.wait_for_end(&run)).await;
+            let FinishedTurn { updates, outcome } =
                 ended.unwrap_or_else(|_| panic!("{}: run {run} does not end", self.name));
-            let ups = self.updates.drain(..).chain(ups).collect();
-            self.finished.push(FinishedTurn { updates: ups, outcome });
+            let updates = self.updates.drain(..).chain(updates).collect();
+            self.finished.push(FinishedTurn { updates, outcome });
         }
     }
 }
@@ -297,8 +297,8 @@ impl<'a> RecordingPlayer<'a> {
 impl TryFrom<bool> for RecordedTrue {
     type Error = &'static str;
 
-    fn try_from(is: bool) -> Result<Self, Self::Error> {
-        is.then_some(Self).ok_or("it is true or not there")
+    fn try_from(value: bool) -> Result<Self, Self::Error> {
+        value.then_some(Self).ok_or("must be `true` or absent")
     }
 }
 
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
     use crate::turn::{DriverPrompt, DriverTurn};
 
-    /// A driver that is silent, and holds its end of the pipe.
+    /// A driver that sends nothing and holds its end of the pipe open.
     struct SilentDriver(DuplexStream);
 
     impl HarnessDriver for SilentDriver {
@@ -330,37 +330,37 @@ mod tests {
         }
     }
 
-    /// A recording in which we say `hello`, played with a driver that says this.
+    /// Plays a recording in which the driver sends `hello`, with a driver that sends `says`.
     async fn play_hello(says: &'static [u8]) -> ReplayResult {
         let text = "{\"#\":{\"agent\":\"a\",\"version\":\"1\"}}\n{\">\":\"hello\"}\n";
-        let opened = |_, mut near: DuplexStream| async move {
-            near.write_all(says).await.expect("a pipe in memory");
-            Ok((SilentDriver(near), AgentUpdate::Ready { agent_session_id: None, steers: false }))
+        let opened = |_, mut driver_side: DuplexStream| async move {
+            driver_side.write_all(says).await.expect("a pipe in memory");
+            Ok((SilentDriver(driver_side), AgentUpdate::Ready { agent_session_id: None, steers: false }))
         };
-        let (stage, far) = DriverHarness::new("a", |_| {}, opened);
-        AgentRecording::parse("a/scene.jsonl".to_owned(), text).play(stage, far).await
+        let (harness, agent_side) = DriverHarness::new("a", |_| {}, opened);
+        AgentRecording::parse("a/scene.jsonl".to_owned(), text).play(harness, agent_side).await
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_driver_that_says_what_it_said_is_heard_to_the_end() {
+    async fn a_driver_that_sends_what_was_recorded_passes() {
         assert_eq!(play_hello(b"\"hello\"\n").await.runs.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     #[should_panic(expected = "a/scene.jsonl:2: the driver says\n  \"hullo\"\nand said then\n  \"hello\"")]
-    async fn a_driver_that_says_something_else_is_told_where() {
+    async fn a_driver_that_sends_something_else_fails_with_the_line() {
         play_hello(b"\"hullo\"\n").await;
     }
 
     #[tokio::test(start_paused = true)]
     #[should_panic(expected = "a/scene.jsonl:2: the driver says nothing")]
-    async fn a_driver_that_says_nothing_is_told_what_is_missing() {
+    async fn a_driver_that_sends_nothing_fails_with_the_missing_message() {
         play_hello(b"").await;
     }
 
     #[tokio::test(start_paused = true)]
     #[should_panic(expected = "a/scene.jsonl: the driver says more than it did")]
-    async fn a_driver_that_says_more_is_told_so() {
+    async fn a_driver_that_sends_more_fails() {
         play_hello(b"\"hello\"\n\"and more\"\n").await;
     }
 }

@@ -1,5 +1,5 @@
-//! The tools of `qd mcp`, as an agent is given them: a program on stdio that it starts itself, with the variables by which
-//! that finds the daemon and speaks for the session. How an agent is told of it is its driver's business.
+//! The tools of `qd mcp` as an agent gets them: a program that it starts itself and talks to on stdio, with variables
+//! that tell it where the daemon is and which session it acts for. Each driver tells its agent about it in its own way.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,29 +7,28 @@ use std::path::PathBuf;
 use qd_protocol::limits::WAIT_MAX_S;
 use qd_protocol::worker::{AgentSpec, McpAccess, SESSION_TOKEN_VAR, TOKEN_FILE_PREFIX};
 
-/// What the server is called among an agent's.
+/// The name of the server in the agent's MCP configuration.
 pub(crate) const SERVER_NAME: &str = "quarterdeck";
-/// What its process is called, by which a keeper knows it as one of the agent's helpers.
+/// The name of its process, by which a keeper knows it as one of the agent's helpers.
 pub(crate) const SERVER_PROCESS_NAME: &str = "qd-mcp";
-/// The variable that says where the daemon is.
+/// The variable with the daemon's address.
 pub(crate) const HOST_VAR: &str = "QD_HOST";
-/// How long an agent should let a call last: as long as the longest wait, and a little for the way.
+/// How long an agent should let a call last, in seconds: the longest wait, plus a margin.
 pub(crate) const CALL_TIMEOUT_S: u64 = WAIT_MAX_S + 60;
 
-/// A server that an agent can start.
+/// An MCP server that an agent can start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ToolServer {
-    /// The program, by a path that means the same to everybody.
+    /// The program, by a path that is valid in every process.
     pub(crate) command: PathBuf,
-    /// Its arguments.
     pub(crate) args: Vec<String>,
-    /// Its variables. Agents put them where others can see them, such as on a command line, so none of them is a secret:
-    /// of the token they have the file.
+    /// Its environment. Agents put these variables where others can see them, such as on a command line, so none of
+    /// them is a secret: the token is passed as a file.
     pub(crate) env: BTreeMap<String, String>,
 }
 
 impl ToolServer {
-    /// The one for this agent, if it is to have one.
+    /// The server for this agent, if its specification asks for one.
     pub(crate) fn from_spec(spec: &AgentSpec) -> Option<Self> {
         let McpAccess { host, token_file } = spec.tools.as_deref()?;
         let token = format!("{TOKEN_FILE_PREFIX}{}", token_file.display());
@@ -39,7 +38,7 @@ impl ToolServer {
     }
 }
 
-/// This very program, by a path that another process can use; also when another version has been put in its place.
+/// The path of this very program for use by other processes, even if its file has been replaced by another version.
 fn own_program_path() -> PathBuf {
     match std::env::current_exe() {
         Ok(path) if path.exists() => path,

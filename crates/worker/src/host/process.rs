@@ -1,5 +1,5 @@
-//! The worker process itself, what `qd __worker` runs: it reads what it is to be from its standard input, shows itself,
-//! and takes connections until its sessions are gone. It outlives the daemon that started it.
+//! The worker process, started as `qd __worker`: reads its specification from standard input, announces itself, and
+//! accepts connections until its sessions have ended. It outlives the daemon that started it.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -21,18 +21,17 @@ use super::{WorkerHost, WorkerHostOptions};
 use crate::agent_kind::AgentKind;
 use crate::announcement::{WorkerAnnounceError, WorkerAnnouncement};
 
-/// How long the daemon may take to say what this process is to be.
+/// How long the daemon may take to send the specification.
 const SPEC_WAIT: Duration = Duration::from_secs(10);
-/// The longest it may take to say it.
+/// The largest specification, in bytes.
 const SPEC_MAX: usize = 64 << 20;
-/// How long a process that sessions share waits for the next one.
+/// How long a process that sessions share waits for another session before it exits.
 const IDLE_LINGER: Duration = Duration::from_secs(60);
-/// Connections at once. A session has one, and for a moment after a break two.
+/// The most connections at a time. A session has one, and for a moment after a break two.
 const CONNECTIONS_MAX: usize = 4096;
-/// After a failed accept: whatever is short may be there again.
+/// Pause after a failed accept, in which a resource that ran out may become available again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a worker process cannot be what it should.
 #[derive(Debug, thiserror::Error)]
 enum WorkerProcessError {
     #[error("failed to read the worker's specification: {0}")]
@@ -49,18 +48,18 @@ enum WorkerProcessError {
     Io(#[from] std::io::Error),
 }
 
-/// Runs a worker process to its end. To be called before anything else of the program has begun.
+/// Runs a worker process to its end. Must be called before the program starts anything else, such as threads.
 pub fn main() -> ExitCode {
     process_setup::set_process_name(c"qd-worker");
-    // It outlives the daemon, whose listeners and clients must not live on in it.
+    // The worker outlives the daemon, whose listeners and client connections must not stay open in it.
     let closed = process_setup::close_inherited_descriptors();
-    // The daemon has pointed stderr at a file; a worker that is well writes nothing into it.
+    // The daemon has redirected stderr to a file; a healthy worker writes nothing to it.
     let log = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_max_level(tracing::Level::WARN)
         .finish();
-    // It is set already only where somebody else wants to see what we say.
+    // A subscriber is set already only where a test wants to see our log.
     let _ours = tracing::subscriber::set_global_default(log);
     match closed.map_err(WorkerProcessError::from).and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,28 +72,29 @@ pub fn main() -> ExitCode {
 
 fn run() -> Result<(), WorkerProcessError> {
     let spec = read_spec()?;
-    // Closing a terminal or ending the daemon's group must not reach us; it fails only if we lead a group already.
+    // Closing a terminal or killing the daemon's process group must not reach us. This fails only if we already lead
+    // a process group.
     if let Err(error) = rustix::process::setsid() {
-        tracing::warn!(%error, "the worker could not leave its session");
+        tracing::warn!(%error, "the worker failed to leave its terminal session");
     }
     qd_keeper::become_subreaper()?;
-    // No directory is kept from being removed by a worker that once was started there.
+    // A worker must not keep the directory it was started in from being unmounted or removed.
     std::env::set_current_dir("/")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(run_host(spec));
-    // A thread that waits for a file of somebody's workspace is not waited for.
+    // Do not wait for a thread that is blocked on a file of somebody's workspace.
     runtime.shutdown_background();
     ended
 }
 
-/// All of standard input, to its end.
+/// Reads all of standard input, up to its end.
 fn read_spec() -> Result<WorkerHostSpec, WorkerProcessError> {
-    let until = Instant::now() + SPEC_WAIT;
+    let deadline = Instant::now() + SPEC_WAIT;
     let mut stdin = std::io::stdin().lock();
     let mut json = Vec::new();
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let limit = Timespec::try_from(left)
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let limit = Timespec::try_from(remaining)
             .map_err(|error| WorkerProcessError::ReadSpec(std::io::Error::other(error)))?;
         let ready = poll(&mut [PollFd::new(&stdin.as_fd(), PollFlags::IN)], Some(&limit));
         if ready.map_err(|error| WorkerProcessError::ReadSpec(error.into()))? == 0 {
@@ -128,10 +128,10 @@ async fn run_host(spec: WorkerHostSpec) -> Result<(), WorkerProcessError> {
     };
     for spec in agents {
         if let Err(error) = host.open_session(Box::new(spec)) {
-            tracing::warn!(%error, "an agent could not be started");
+            tracing::warn!(%error, "failed to start an agent");
         }
     }
-    let end = async {
+    let stop_when_done = async {
         tokio::select! {
             () = wait_until_unneeded(&host, linger) => {}
             _asked = terminate.recv() => {}
@@ -139,15 +139,15 @@ async fn run_host(spec: WorkerHostSpec) -> Result<(), WorkerProcessError> {
         host.stop().await;
     };
     tokio::select! {
-        // To the very end, so that the last words may be heard.
+        // Connections are served to the very end, so that the daemon gets the last updates.
         () = accept_connections(&host, &listener) => {}
         () = announcement.renew_lease() => {}
-        () = end => {}
+        () = stop_when_done => {}
     }
     Ok(())
 }
 
-/// Takes connections for ever; they end with it.
+/// Accepts connections for ever. Dropping the future ends them.
 async fn accept_connections(host: &WorkerHost, listener: &UnixListener) {
     let mut connections = JoinSet::new();
     loop {
@@ -155,7 +155,7 @@ async fn accept_connections(host: &WorkerHost, listener: &UnixListener) {
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => { connections.spawn(serve_connection(host.clone(), stream)); }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be taken");
+                                        tracing::warn!(%error, "failed to accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -187,12 +187,12 @@ async fn serve_connection(host: WorkerHost, stream: UnixStream) {
         Err(error) => Err(error),
     };
     if let Err(error) = served {
-        // A daemon may come and go as it likes; it is only of interest to somebody who looks for a fault.
+        // Daemons come and go; this only interests somebody who is debugging.
         tracing::debug!(%error, "a connection ended");
     }
 }
 
-/// Waits until there has been no session for so long.
+/// Waits until there has been no session for `linger`.
 async fn wait_until_unneeded(host: &WorkerHost, linger: Duration) {
     let mut count = host.session_count();
     loop {

@@ -1,5 +1,5 @@
-//! One session's place in a host: it owns the keeper and the agent, does what the daemon wants of them, and sees to
-//! their end. What the agent says goes past it, from the agent's task through the seat.
+//! One session in a worker: owns the keeper and the agent, carries out the daemon's lifecycle requests, and ends both.
+//! The agent's updates do not pass through here; they go from the agent's task to the session's endpoint.
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -26,16 +26,15 @@ use crate::agent_processes::{AgentProcesses, KeeperLostError};
 use crate::redact::{Redactor, SecretMatcher};
 use crate::terminal_window::TerminalWindow;
 
-/// How long an agent has to end by itself when it is put to rest.
+/// How long an idle agent has to exit by itself when it is stopped.
 const REST_GRACE: Duration = Duration::from_secs(2);
-/// How long all that an agent started has to end by itself when the session is over.
+/// How long the agent's processes have to exit by themselves when the session is over.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
-/// How long an attached daemon has to acknowledge the last words of a worker that ends.
+/// How long an attached daemon has to acknowledge the last updates of a worker that exits.
 const LAST_ACK_WAIT: Duration = Duration::from_secs(2);
-/// How often the spool is looked at for the last word.
+/// How often the spool is checked for the agent's last update.
 const SPOOL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// One session's place.
 #[derive(Debug)]
 pub(super) struct SessionHost {
     host: Arc<WorkerHostState>,
@@ -45,20 +44,20 @@ pub(super) struct SessionHost {
     agent_processes: Option<Arc<AgentProcesses>>,
     control: Arc<AgentControl>,
     window: Arc<TerminalWindow>,
-    /// Nobody wants it any more, or the host ends.
+    /// Cancelled when the daemon no longer wants the session, or when the host stops.
     shutdown: CancellationToken,
 }
 
-/// Why a place is given up.
+/// Why a session leaves the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SessionHostExit {
-    /// The agent is gone, and the seat has said so.
+    /// The agent has exited, and the endpoint has reported it.
     AgentGone,
-    /// The agent is to be ended: the daemon closes the session, or the host ends.
+    /// The agent is to be ended: the daemon closes the session, or the host stops.
     Stopped,
-    /// The same, because no daemon came for too long: nobody waits for one any longer.
+    /// Like `Stopped`, because no daemon attached for too long. Nothing waits for an acknowledgement.
     Abandoned,
-    /// The keeper is lost, and with it the knowledge of what the agent started.
+    /// The keeper has died, so nobody knows any more which processes the agent started.
     KeeperLost,
 }
 
@@ -89,54 +88,56 @@ impl SessionHost {
         }
     }
 
-    /// Holds the place until the daemon knows all of it, or nobody comes for it.
+    /// Runs the session until the daemon has acknowledged all of it, or no daemon comes for it.
     pub(super) async fn run(self) {
-        let (host, seat, spool) = (Arc::clone(&self.host), self.endpoint.clone(), self.spool_dir.clone());
-        let (worker, ending) = (self.spec.worker.clone(), self.shutdown.clone());
-        // In a task of its own: a panic in one place is the end of that one alone, and its keeper ends all below it.
-        let leaving = match tokio::spawn(self.run_session()).await {
-            Ok(leaving) => leaving,
+        let (host, endpoint, spool_dir) =
+            (Arc::clone(&self.host), self.endpoint.clone(), self.spool_dir.clone());
+        let (worker, shutdown) = (self.spec.worker.clone(), self.shutdown.clone());
+        // A separate task, so that a panic ends only this session. Its keeper ends the agent's processes.
+        let exit = match tokio::spawn(self.run_session()).await {
+            Ok(exit) => exit,
             Err(_) => {
-                seat.remove_agent().await;
+                endpoint.remove_agent().await;
                 let message = "the worker failed; please report this with its log";
-                seat.send(AgentUpdate::Gone(AgentExitReason::Failed(RunError::new(
-                    "worker_panicked",
-                    message,
-                ))))
-                .await;
+                endpoint
+                    .send(AgentUpdate::Gone(AgentExitReason::Failed(RunError::new(
+                        "worker_panicked",
+                        message,
+                    ))))
+                    .await;
                 SessionHostExit::AgentGone
             }
         };
-        let known = match leaving {
+        let acknowledged = match exit {
             SessionHostExit::Abandoned => false,
             SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::KeeperLost => {
-                wait_for_last_ack(&host, seat.watch_status(), &ending).await
+                wait_for_last_ack(&host, endpoint.watch_status(), &shutdown).await
             }
         };
-        let unwanted = ending.is_cancelled() && !host.stopping.is_cancelled();
-        if !known && !unwanted {
-            wait_for_spooled_end(&spool).await;
+        let unwanted = shutdown.is_cancelled() && !host.stopping.is_cancelled();
+        if !acknowledged && !unwanted {
+            wait_for_spooled_end(&spool_dir).await;
         }
         host.remove_session(&worker);
-        drop(seat);
-        if (known || unwanted)
-            && let Err(error) = FileSpool::remove(&spool)
+        drop(endpoint);
+        if (acknowledged || unwanted)
+            && let Err(error) = FileSpool::remove(&spool_dir)
         {
-            tracing::warn!(%worker, %error, "a spool could not be removed");
+            tracing::warn!(%worker, %error, "failed to remove the spool of an ended session");
         }
     }
 
-    /// From the agent's start to the end of it and all that it started.
+    /// Runs the session from the start of the agent to the end of all its processes.
     async fn run_session(mut self) -> SessionHostExit {
-        let leaving = match Box::pin(self.start_session()).await {
+        let exit = match Box::pin(self.start_session()).await {
             Ok(()) => self.serve_endpoint().await,
             Err(error) => {
                 self.endpoint.send(AgentUpdate::Gone(AgentExitReason::Failed(error))).await;
                 SessionHostExit::AgentGone
             }
         };
-        Box::pin(self.end_session(leaving)).await;
-        leaving
+        Box::pin(self.end_session(exit)).await;
+        exit
     }
 
     async fn start_session(&mut self) -> Result<(), RunError> {
@@ -144,7 +145,7 @@ impl SessionHost {
         if let Some(helpers) = kind.helper_names(&self.spec) {
             let mut keepers = self.host.keepers.lock().await;
             let keeper = KeeperHandle::start(&own_program(), &self.spec.mark).await.map_err(|cause| {
-                RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))
+                RunError::new("keeper_failed", format!("failed to start the keeper: {cause}"))
             })?;
             keepers.insert(keeper.pid());
             self.agent_processes =
@@ -154,25 +155,24 @@ impl SessionHost {
         Ok(())
     }
 
-    /// Gives the seat an agent.
     fn start_agent(&mut self, kind: AgentKind) {
         self.control = Arc::default();
-        let around = AgentContext {
+        let context = AgentContext {
             agent_processes: self.agent_processes.clone(),
             endpoint_status: Some(self.endpoint.watch_status()),
             control: Arc::clone(&self.control),
         };
-        let leash = Arc::clone(&self.control);
+        let control = Arc::clone(&self.control);
         self.endpoint.set_model(self.spec.model.clone());
-        self.endpoint.set_turn_clock(Box::new(move || leash.run_time()));
+        self.endpoint.set_turn_clock(Box::new(move || control.run_time()));
         let filter = Redactor::new_filter(SecretMatcher::from_env(&self.spec.env));
         let spec = self.spec.clone();
         self.endpoint.set_agent(host_agent_with_filter(spec.after, Some(filter), |end| {
-            run_agent(kind, spec, around, end)
+            run_agent(kind, spec, context, end)
         }));
     }
 
-    /// Does what the daemon wants for as long as there is anything to do it with.
+    /// Handles lifecycle requests until the agent has exited or the session has to end.
     async fn serve_endpoint(&mut self) -> SessionHostExit {
         let mut state = self.endpoint.watch_status();
         let host = Arc::clone(&self.host);
@@ -181,37 +181,38 @@ impl SessionHost {
             if state.borrow_and_update().presence == v1::AgentPresence::Gone {
                 return SessionHostExit::AgentGone;
             }
-            let done = tokio::select! {
-                wanted = self.endpoint.next_request() => Box::pin(self.handle_request(wanted)).await,
+            let handled = tokio::select! {
+                request = self.endpoint.next_request() => Box::pin(self.handle_request(request)).await,
                 () = self.shutdown.cancelled() => Err(SessionHostExit::Stopped),
                 () = wait_for_keeper_loss(self.agent_processes.as_ref()) => Err(SessionHostExit::KeeperLost),
                 () = self.control.keeper_lost() => Err(SessionHostExit::KeeperLost),
                 () = &mut abandoned => Err(SessionHostExit::Abandoned),
                 changed = state.changed() => changed.map_err(|_| SessionHostExit::Stopped),
             };
-            if let Err(leaving) = done {
-                return leaving;
+            if let Err(exit) = handled {
+                return exit;
             }
         }
     }
 
-    async fn handle_request(&mut self, wanted: LifecycleRequest) -> Result<(), SessionHostExit> {
-        let (seat, in_turn) = {
+    async fn handle_request(&mut self, request: LifecycleRequest) -> Result<(), SessionHostExit> {
+        let (presence, in_turn) = {
             let state = self.endpoint.watch_status();
-            let now = state.borrow();
-            (now.presence, now.run.is_some())
+            let status = state.borrow();
+            (status.presence, status.run.is_some())
         };
-        match (wanted, seat) {
+        match (request, presence) {
             (LifecycleRequest::Close, _) => Err(SessionHostExit::Stopped),
             (LifecycleRequest::Start(spec), v1::AgentPresence::Resting) => {
-                // It stays where it is: a session's directory never changes, and on another machine it has another name.
-                // So has its program, and what is started on a machine is for that machine to say.
+                // The working directory stays: a session's directory never changes, and on another machine it has
+                // a different path than the daemon knows. The manifest stays as well, because each machine decides
+                // for itself which program it starts.
                 let manifest = self.spec.manifest.take().or_else(|| spec.manifest.clone());
                 *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), manifest, ..*spec };
                 match AgentKind::from_spec(&self.spec) {
                     Ok(kind) => self.start_agent(kind),
                     Err(error) => {
-                        tracing::warn!(agent = %self.spec.agent, error = error.message, "it cannot be started")
+                        tracing::warn!(agent = %self.spec.agent, error = error.message, "the agent cannot be started")
                     }
                 }
                 Ok(())
@@ -221,34 +222,35 @@ impl SessionHost {
             {
                 self.rest_agent().await
             }
-            // It was said again after a break, and has been done.
+            // The request was repeated after a reconnect and has already been carried out.
             (LifecycleRequest::Start(_) | LifecycleRequest::Rest, _) => Ok(()),
         }
     }
 
-    /// Stops the agent. What its turns left on purpose stays, and the place with it; without any of that it is given up.
+    /// Stops an idle agent. If earlier turns left processes running on purpose, the session stays to hold them;
+    /// otherwise it ends.
     async fn rest_agent(&mut self) -> Result<(), SessionHostExit> {
         self.control.request_rest(REST_GRACE).await;
         self.endpoint.remove_agent().await;
-        let keeps_some = match &self.agent_processes {
-            Some(below) => below.sweep_agent(REST_GRACE).await?,
+        let processes_left = match &self.agent_processes {
+            Some(processes) => processes.sweep_agent(REST_GRACE).await?,
             None => false,
         };
-        if !keeps_some {
+        if !processes_left {
             return Err(SessionHostExit::Stopped);
         }
         self.endpoint.send(AgentUpdate::Rested).await;
         Ok(())
     }
 
-    /// Ends whatever there is and says so, unless it has been said.
-    async fn end_session(mut self, leaving: SessionHostExit) {
+    /// Ends the agent and its processes, and reports `Gone` unless that was reported before.
+    async fn end_session(mut self, exit: SessionHostExit) {
         self.endpoint.remove_agent().await;
         let swept = match self.agent_processes.take() {
-            Some(below) => self.end_agent_processes(below, leaving).await,
+            Some(processes) => self.end_agent_processes(processes, exit).await,
             None => Ok(()),
         };
-        if leaving == SessionHostExit::AgentGone {
+        if exit == SessionHostExit::AgentGone {
             return;
         }
         let gone = match swept {
@@ -258,22 +260,22 @@ impl SessionHost {
         self.endpoint.send(AgentUpdate::Gone(gone)).await;
     }
 
-    /// Ends all that the agent started, through the keeper and with it, or in its place.
+    /// Ends the agent's processes through the keeper, or directly if the keeper is lost.
     async fn end_agent_processes(
         &self,
-        below: Arc<AgentProcesses>,
-        leaving: SessionHostExit,
+        processes: Arc<AgentProcesses>,
+        exit: SessionHostExit,
     ) -> Result<(), KeeperLostError> {
-        let keeper = below.keeper();
-        let swept = match leaving {
+        let keeper = processes.keeper();
+        let swept = match exit {
             SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::Abandoned => {
-                below.sweep_all(CLOSE_GRACE).await
+                processes.sweep_all(CLOSE_GRACE).await
             }
             SessionHostExit::KeeperLost => Err(KeeperLostError),
         };
         let mut keepers = self.host.keepers.lock().await;
         if swept.is_err() {
-            // Only then have its children fallen to us.
+            // The kernel hands the keeper's children to us only once the keeper is dead.
             keeper.wait_until_lost().await;
             let others: Vec<u32> = keepers.iter().copied().filter(|other| *other != keeper.pid()).collect();
             end_orphans(&others, CLOSE_GRACE).await;
@@ -283,67 +285,66 @@ impl SessionHost {
     }
 }
 
-/// Waits until the daemon has acknowledged everything; false if it should not be waited for any longer.
+/// Waits until the daemon has acknowledged everything. Returns false if waiting any longer makes no sense.
 async fn wait_for_last_ack(
     host: &WorkerHostState,
     mut state: watch::Receiver<WorkerEndpointStatus>,
-    ending: &CancellationToken,
+    shutdown: &CancellationToken,
 ) -> bool {
-    let in_vain = state.clone();
+    let status = state.clone();
     tokio::select! {
         biased;
-        known = state.wait_for(|state| !state.has_unacked) => known.is_ok(),
-        () = wait_until_abandoned(host, in_vain.clone()) => false,
-        () = wait_for_farewell(ending, in_vain) => false,
+        acknowledged = state.wait_for(|state| !state.has_unacked) => acknowledged.is_ok(),
+        () = wait_until_abandoned(host, status.clone()) => false,
+        () = wait_for_farewell(shutdown, status) => false,
     }
 }
 
-/// Waits until the last word is in the spool, where whoever comes later finds it. It is there at once, unless the spool
-/// was just being synced; one that takes nothing, on a full disk, is not waited for.
-async fn wait_for_spooled_end(spool: &Path) {
-    let last_word = || {
-        let last = FileSpool::read_last(spool).ok().flatten();
+/// Waits until the agent's last update is in the spool, where a later daemon finds it. It is usually there at once,
+/// unless the spool is being synced. After [`LAST_ACK_WAIT`] this gives up, since a full disk accepts nothing.
+async fn wait_for_spooled_end(spool_dir: &Path) {
+    let has_end = || {
+        let last = FileSpool::read_last(spool_dir).ok().flatten();
         matches!(last, Some(NumberedUpdate { update: AgentUpdate::Gone(_), .. }))
     };
-    let looks = async {
-        while !last_word() {
+    let poll = async {
+        while !has_end() {
             tokio::time::sleep(SPOOL_POLL_INTERVAL).await;
         }
     };
-    if tokio::time::timeout(LAST_ACK_WAIT, looks).await.is_err() {
-        tracing::warn!(path = %spool.display(), "the last words of an agent could not be kept");
+    if tokio::time::timeout(LAST_ACK_WAIT, poll).await.is_err() {
+        tracing::warn!(path = %spool_dir.display(), "failed to store the last updates of an agent in its spool");
     }
 }
 
-/// Waits until no daemon has been attached for too long. An agent that comes out of its turn meanwhile is idle only from
-/// then on.
+/// Waits until no daemon has been attached for too long. When a turn ends meanwhile, the idle period starts only then.
 async fn wait_until_abandoned(host: &WorkerHostState, mut state: watch::Receiver<WorkerEndpointStatus>) {
-    let mut turn: Option<RunId> = None;
-    let mut turned = Instant::now();
+    let mut current_run: Option<RunId> = None;
+    let mut run_changed_at = Instant::now();
     loop {
         let WorkerEndpointStatus { attached, attachment_changed_at: since, run, .. } =
             state.borrow_and_update().clone();
-        if run != turn {
-            turned = Instant::now();
+        if run != current_run {
+            run_changed_at = Instant::now();
         }
         let patience = if run.is_some() { host.options.orphan_busy } else { host.options.orphan_idle };
-        turn = run;
+        current_run = run;
         tokio::select! {
-            () = tokio::time::sleep_until(since.max(turned) + patience), if !attached => return,
+            () = tokio::time::sleep_until(since.max(run_changed_at) + patience), if !attached => return,
             changed = state.changed() => if changed.is_err() { return },
         }
     }
 }
 
-/// Waits until the place is to end, and then a little for a daemon that is attached.
-async fn wait_for_farewell(ending: &CancellationToken, mut state: watch::Receiver<WorkerEndpointStatus>) {
-    ending.cancelled().await;
+/// Waits until the session is to end, then gives an attached daemon [`LAST_ACK_WAIT`] to detach.
+async fn wait_for_farewell(shutdown: &CancellationToken, mut state: watch::Receiver<WorkerEndpointStatus>) {
+    shutdown.cancelled().await;
     let _detached = tokio::time::timeout(LAST_ACK_WAIT, state.wait_for(|state| !state.attached)).await;
 }
 
-async fn wait_for_keeper_loss(below: Option<&Arc<AgentProcesses>>) {
-    match below {
-        Some(below) => below.keeper().wait_until_lost().await,
+async fn wait_for_keeper_loss(processes: Option<&Arc<AgentProcesses>>) {
+    match processes {
+        Some(processes) => processes.keeper().wait_until_lost().await,
         None => std::future::pending().await,
     }
 }

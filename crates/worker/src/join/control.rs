@@ -1,5 +1,5 @@
-//! One control connection to the daemon, from the dial to its end: hello, welcome, and then orders. What an order means
-//! is the worker's business.
+//! One control connection to the daemon, from dialling to its end: hello, welcome, then orders. What an order does is
+//! in the parent module.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use super::{
 };
 use crate::host::SOFTWARE_VERSION;
 
-/// Silence before a sign of life is asked for, and after which there is nobody.
+/// Silence after which a ping is sent, and after which the connection counts as dead.
 const PING_INTERVAL: Duration = Duration::from_secs(PING_S);
 const SILENCE_MAX: Duration = Duration::from_secs(3 * PING_S);
 
-/// How a control connection came to its end.
+/// How a control connection ended.
 pub(super) enum ControlConnectionEnd {
-    /// It broke, or there never was one.
+    /// The connection broke, or could not be opened.
     Broken(String),
-    /// Who answers is not the daemon that we look for. If it ever was, it may be again.
+    /// The server that answers is not the daemon we look for. After a successful join this may be temporary.
     WrongDaemon(WorkerJoinError),
-    /// The daemon does not want us, now or later.
+    /// The daemon does not want this worker, now or later.
     Refused(WorkerJoinError),
 }
 
@@ -53,7 +53,7 @@ impl From<DaemonConnectError> for ControlConnectionEnd {
 }
 
 impl<D: DaemonDialer> WorkerJoinClient<D> {
-    /// Serves one control connection to its end; `welcomed` hears what the daemon calls us.
+    /// Serves one control connection to its end. `welcomed` is called with the name that the daemon gives this worker.
     pub(super) async fn serve_control(&mut self, welcomed: impl FnOnce(String)) -> ControlConnectionEnd {
         match self.run_control(welcomed).await {
             Ok(never) => match never {},
@@ -72,13 +72,13 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
             .await
             .map_err(|_| SocketError::TimedOut)??;
         welcomed(name);
-        let mut heard = Instant::now();
-        let mut next_ping = heard + PING_INTERVAL;
+        let mut last_received = Instant::now();
+        let mut next_ping = last_received + PING_INTERVAL;
         loop {
             tokio::select! {
                 incoming = socket.next() => {
-                    heard = Instant::now();
-                    next_ping = heard + PING_INTERVAL;
+                    last_received = Instant::now();
+                    next_ping = last_received + PING_INTERVAL;
                     if let IncomingFrame::Text(text) = incoming?
                         && let Some(answer) = self.handle_order(text.as_str())
                     {
@@ -87,7 +87,7 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
                     flush_in_time(socket.flush()).await?;
                 }
                 () = tokio::time::sleep_until(next_ping) => {
-                    if heard.elapsed() >= SILENCE_MAX {
+                    if last_received.elapsed() >= SILENCE_MAX {
                         return Err(SocketError::TimedOut.into());
                     }
                     next_ping += PING_INTERVAL;
@@ -99,7 +99,7 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
     }
 
     fn hello_message(&self) -> JoinHello {
-        let seats = self
+        let workers = self
             .host
             .hosted_sessions()
             .into_iter()
@@ -111,17 +111,17 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
             name: self.options.name.clone(),
             labels: self.options.labels.clone(),
             agents: self.options.offers.iter().map(|offer| offer.agent.clone()).collect(),
-            workers: seats.collect(),
+            workers: workers.collect(),
         }
     }
 
-    /// Does what an order says; gives what the daemon must know about that. An order that cannot be read is none.
+    /// Carries out one order and returns the reply, if there is one. An order that cannot be parsed is ignored.
     fn handle_order(&mut self, text: &str) -> Option<WorkerJoinFrame> {
         match serde_json::from_str(text) {
             Ok(DaemonJoinFrame::Open { spec, secret }) => self.open_session(spec, secret),
-            Ok(DaemonJoinFrame::Dial(seat)) => self.dial_for_session(seat),
-            Ok(DaemonJoinFrame::Close(seat)) => {
-                self.host.close_session(&seat.worker);
+            Ok(DaemonJoinFrame::Dial(id)) => self.dial_for_session(id),
+            Ok(DaemonJoinFrame::Close(id)) => {
+                self.host.close_session(&id.worker);
                 None
             }
             Ok(DaemonJoinFrame::Welcome { .. } | DaemonJoinFrame::Refused { .. }) | Err(_) => None,
@@ -129,7 +129,7 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
     }
 }
 
-/// What the daemon calls us.
+/// Waits for the daemon's welcome and returns the name it gives this worker.
 async fn wait_for_welcome<W: ByteStream>(socket: &mut Socket<W>) -> Result<String, ControlConnectionEnd> {
     loop {
         let IncomingFrame::Text(text) = socket.next().await? else { continue };
@@ -141,18 +141,18 @@ async fn wait_for_welcome<W: ByteStream>(socket: &mut Socket<W>) -> Result<Strin
             Ok(DaemonJoinFrame::Refused { message, .. }) => {
                 return Err(ControlConnectionEnd::Refused(WorkerJoinError::Refused(message)));
             }
-            // Nothing else makes sense before; a newer daemon may think otherwise.
+            // Nothing else is expected before the welcome, but a newer daemon may send it.
             Ok(_) | Err(_) => {}
         }
     }
 }
 
-/// A peer that does not read is as good as silent.
+/// Flushes within [`SILENCE_MAX`]. A peer that does not read counts as silent.
 async fn flush_in_time(step: impl Future<Output = Result<(), SocketError>>) -> Result<(), SocketError> {
     timeout(SILENCE_MAX, step).await.map_err(|_| SocketError::TimedOut)?
 }
 
-/// The message inside a refusal of the daemon's, or the whole of somebody else's.
+/// The message inside the daemon's error body, or the whole text if another server answered.
 fn refusal_message(reason: &str) -> String {
     let body: Option<qd_protocol::error::ErrorBody> = serde_json::from_str(reason).ok();
     body.map_or_else(|| reason.trim().to_owned(), |body| body.error.message)

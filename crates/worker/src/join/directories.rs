@@ -1,5 +1,5 @@
-//! The directories of a joined worker: the one that it keeps its spools in, which is its own for as long as it lives,
-//! and those that sessions of another machine work in here.
+//! The directories of a joined worker: the folder for its spools, which belongs to this process alone, and the
+//! directories in which sessions of another machine work here.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,8 +11,8 @@ use qd_protocol::WorkerId;
 
 use super::random_bytes;
 
-/// What one process keeps: a folder, and the lock that shows that it lives. Dropping it removes both; what the daemon
-/// has not heard by then is known to nobody who could ask for it.
+/// The spool folder of one process, with the lock that shows that the process is alive. Dropping it removes both:
+/// updates that the daemon has not received by then cannot be asked for any more.
 #[derive(Debug)]
 pub(super) struct SpoolFolder {
     name: String,
@@ -22,20 +22,20 @@ pub(super) struct SpoolFolder {
 }
 
 impl SpoolFolder {
-    /// Makes one, and removes those of processes that are no more.
+    /// Creates a folder for this process, and removes those of dead processes.
     pub(super) fn create(dir: &Path) -> io::Result<Self> {
         DirBuilder::new().mode(0o700).recursive(true).create(dir)?;
         remove_dead_folders(dir)?;
         let name =
             WorkerId::from_random(&random_bytes::<26>()).as_str().replacen(WorkerId::PREFIX, "host-", 1);
         let files = WorkerFiles::of(dir, &name).ok_or(io::ErrorKind::InvalidFilename)?;
-        let life = WorkerLock::try_acquire(&files)?.ok_or(io::ErrorKind::ResourceBusy)?;
+        let lock = WorkerLock::try_acquire(&files)?.ok_or(io::ErrorKind::ResourceBusy)?;
         let path = dir.join(&name);
         DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Self { name, path, files, _lock: life })
+        Ok(Self { name, path, files, _lock: lock })
     }
 
-    /// The process's own word for itself.
+    /// The random name of this process, as the daemon knows it.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -49,7 +49,7 @@ impl Drop for SpoolFolder {
     fn drop(&mut self) {
         let removed = fs::remove_dir_all(&self.path).and_then(|()| self.files.remove());
         if let Err(error) = removed {
-            tracing::warn!(%error, "what a joined worker kept is left over");
+            tracing::warn!(%error, "failed to remove the spool folder of a joined worker");
         }
     }
 }
@@ -71,8 +71,8 @@ fn remove_dead_folders(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a session works here whose directory is this one there: in the same, or below the root under its whole path or
-/// its last name. An error says what was tried.
+/// The directory on this machine for a session whose directory is `there` on the daemon's machine: the same path, or
+/// below `root` its whole path or its last component. The error lists what was tried.
 pub(super) fn resolve_directory(there: &Path, root: Option<&Path>) -> Result<PathBuf, String> {
     let mut tried = vec![there.to_owned()];
     if let Some(root) = root {
@@ -85,8 +85,8 @@ pub(super) fn resolve_directory(there: &Path, root: Option<&Path>) -> Result<Pat
     }
     let names: Vec<String> = tried.iter().map(|path| path.display().to_string()).collect();
     let advice = match root {
-        Some(_) => "make one of them",
-        None => "make it, or join with `--root DIR`",
+        Some(_) => "create one of them",
+        None => "create it, or join with `--root DIR`",
     };
     Err(format!("there is no directory {} here; {advice}", names.join(" and no ")))
 }
@@ -101,12 +101,12 @@ mod tests {
         let (there, root) = (dir.path().join("shop"), dir.path().join("root"));
         let whole = root.join(there.strip_prefix("/").unwrap());
         let last = root.join("shop");
-        let tells = |root, paths: &[&PathBuf]| {
-            let said = resolve_directory(&there, root).unwrap_err();
-            assert!(paths.iter().all(|path| said.contains(&path.display().to_string())), "{said}");
+        let assert_lists = |root, paths: &[&PathBuf]| {
+            let error = resolve_directory(&there, root).unwrap_err();
+            assert!(paths.iter().all(|path| error.contains(&path.display().to_string())), "{error}");
         };
-        tells(None, &[&there]);
-        tells(Some(root.as_path()), &[&there, &whole, &last]);
+        assert_lists(None, &[&there]);
+        assert_lists(Some(root.as_path()), &[&there, &whole, &last]);
         fs::create_dir_all(&last).unwrap();
         assert_eq!(resolve_directory(&there, Some(&root)), Ok(last));
         fs::create_dir_all(&whole).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_a_process_goes_with_it_and_that_of_a_dead_one_with_the_next() {
+    fn a_process_removes_its_own_folder_and_those_of_dead_processes() {
         let dir = tempfile::tempdir().unwrap();
         let joined = dir.path().join("joined");
         let first = SpoolFolder::create(&joined).unwrap();
@@ -128,7 +128,7 @@ mod tests {
         assert!(first.path().exists(), "one that lives is left alone");
         assert_ne!(first.name(), second.name());
         drop(first);
-        // What a process leaves that is killed.
+        // The files that a killed process leaves behind.
         fs::create_dir(joined.join("host-dead")).unwrap();
         fs::write(joined.join("host-dead.lock"), "").unwrap();
         drop(SpoolFolder::create(&joined).unwrap());

@@ -1,5 +1,5 @@
-//! The secrets of one agent in every shape that they usually take, and how they are found in text. Nothing of a
-//! stream is known here but where a text may go on as a secret.
+//! The secrets of one agent in the encodings they usually appear in, and how they are found in text. Streams are
+//! handled by the parent module; here a search only says where a text may go on as a secret.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use qd_protocol::text::escaped_head;
 
-/// A shorter value is no secret: hiding it would hide half of all text.
+/// Shorter values are not redacted: hiding them would hide half of all text.
 const SECRET_MIN: usize = 6;
-/// A line of a longer value is a secret of its own from here on, as those of a key in PEM are.
+/// From this length on, each line of a value is a secret of its own, such as the lines of a PEM key.
 const LINE_MIN: usize = 8;
-/// What is shown of a variable's name.
+/// The most bytes shown of a variable's name.
 const NAME_MAX: usize = 64;
 
-/// What stands in the place of a secret: `[NAME redacted]`.
+/// Replaces a secret in the text: `[NAME redacted]`.
 pub(crate) type RedactionMark = Arc<str>;
 
-/// What is looked for, and what is put in its place.
+/// Finds secrets and replaces them with their marks.
 #[derive(Debug, Default)]
 pub(crate) struct SecretMatcher {
-    /// By their first two bytes, so that most of a text is passed over with one look; longest first.
+    /// Grouped by their first two bytes, so that most of a text is skipped with one lookup. Longest first.
     patterns: HashMap<[u8; 2], Vec<SecretPattern>>,
-    /// Which bytes a needle can begin with.
+    /// The bytes that a pattern can begin with.
     first_bytes: Vec<u8>,
     longest_len: usize,
 }
@@ -34,19 +34,19 @@ struct SecretPattern {
     mark: RedactionMark,
 }
 
-/// How a search in a text ended.
+/// The result of redacting a text that may go on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RedactedStart {
-    /// The text so far, without secrets.
+    /// The text up to `undecided_from`, without secrets.
     pub(crate) text: String,
-    /// Where in the searched text something begins that may become a secret; its length if nothing does.
+    /// Where in the input something begins that may become a secret; the input's length if nothing does.
     pub(crate) undecided_from: usize,
-    /// The mark that the text ends with, if it does.
+    /// The mark that `text` ends with, if it does.
     pub(crate) mark: Option<RedactionMark>,
 }
 
-/// Text in the making. Neighbouring secrets of one name get one mark, so that a value like `aaaaaa` does not make
-/// twice as much of a text as it was.
+/// Builds the redacted text. Adjacent secrets of the same name share one mark, so that a value like `aaaaaa` does not
+/// double the length of a text.
 #[derive(Debug, Default)]
 struct RedactedText {
     text: String,
@@ -74,63 +74,63 @@ impl RedactedText {
 }
 
 impl SecretMatcher {
-    /// The values of these variables that are long enough.
+    /// Matches the values of these variables that are long enough.
     pub(crate) fn from_env(env: &BTreeMap<String, String>) -> Self {
-        let mut shapes: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
+        let mut encodings: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
         for (name, value) in env {
             for value in [value.as_str(), value.trim()] {
                 if value.len() >= SECRET_MIN {
-                    for shape in encodings_of(value) {
-                        shapes.entry(shape).or_insert(name);
+                    for encoding in encodings_of(value) {
+                        encodings.entry(encoding).or_insert(name);
                     }
                 }
             }
             for line in value.lines().map(str::trim).filter(|line| line.len() >= LINE_MIN) {
-                for shape in [line.to_owned(), json_escape(line), json_escape(line).replace('/', "\\/")] {
-                    shapes.entry(shape.into_bytes()).or_insert(name);
+                for encoding in [line.to_owned(), json_escape(line), json_escape(line).replace('/', "\\/")] {
+                    encodings.entry(encoding.into_bytes()).or_insert(name);
                 }
             }
         }
-        let mut secrets = Self::default();
-        for (bytes, name) in shapes {
-            secrets.longest_len = secrets.longest_len.max(bytes.len());
-            secrets.first_bytes.push(bytes[0]);
-            let instead = format!("[{} redacted]", escaped_head(name, NAME_MAX)).into();
-            let needle = SecretPattern { bytes: bytes.into(), mark: instead };
-            secrets.patterns.entry([needle.bytes[0], needle.bytes[1]]).or_default().push(needle);
+        let mut matcher = Self::default();
+        for (bytes, name) in encodings {
+            matcher.longest_len = matcher.longest_len.max(bytes.len());
+            matcher.first_bytes.push(bytes[0]);
+            let mark = format!("[{} redacted]", escaped_head(name, NAME_MAX)).into();
+            let pattern = SecretPattern { bytes: bytes.into(), mark };
+            matcher.patterns.entry([pattern.bytes[0], pattern.bytes[1]]).or_default().push(pattern);
         }
-        secrets.first_bytes.dedup();
-        for needles in secrets.patterns.values_mut() {
-            needles.sort_by_key(|needle| std::cmp::Reverse(needle.bytes.len()));
+        matcher.first_bytes.dedup();
+        for patterns in matcher.patterns.values_mut() {
+            patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.bytes.len()));
         }
-        secrets
+        matcher
     }
 
-    /// The whole of a text without its secrets; `None` if it has none.
+    /// Redacts a whole text; `None` if it has no secrets.
     pub(crate) fn redact_whole(&self, text: &str) -> Option<String> {
         self.next_secret(text, 0)?;
         Some(self.redact_end(text, None))
     }
 
-    /// The end of a text whose beginning ended with this mark, without its secrets.
+    /// Redacts the end of a text. `mark` is the mark that the text before it ended with.
     pub(crate) fn redact_end(&self, text: &str, mark: Option<RedactionMark>) -> String {
         let mut clean = RedactedText::continuing(mark);
         let mut done = 0;
-        while let Some((start, needle)) = self.next_secret(text, done) {
+        while let Some((start, pattern)) = self.next_secret(text, done) {
             clean.push_plain(&text[done..start]);
-            clean.push_mark(&needle.mark);
-            done = start + needle.bytes.len();
+            clean.push_mark(&pattern.mark);
+            done = start + pattern.bytes.len();
         }
         clean.push_plain(&text[done..]);
         clean.text
     }
 
-    /// The middle of a text that goes on, after a beginning that ended with this mark: everything before what may become
-    /// a secret, or a longer one than it already is. Whatever follows, the leftmost and then the longest secret is the
-    /// one that is found.
+    /// Redacts the middle of a text that goes on: everything before a part that may become a secret, or a longer secret
+    /// than it already is. `mark` is the mark that the text before it ended with. Whatever follows, the result is the
+    /// same as for the whole text: the leftmost and then the longest secret is found.
     pub(crate) fn redact_start(&self, text: &str, mark: Option<RedactionMark>) -> RedactedStart {
         let bytes = text.as_bytes();
-        // Only so near the end can a needle be cut off.
+        // A pattern can be cut off only this close to the end.
         let open = text.len().saturating_sub(self.longest_len.saturating_sub(1));
         let mut clean = RedactedText::continuing(mark);
         let (mut done, mut at) = (0, 0);
@@ -144,10 +144,10 @@ impl SecretMatcher {
             }
             let Some(start) = candidate else { break };
             match self.longest_match_at(&bytes[start..]) {
-                Some(needle) => {
+                Some(pattern) => {
                     clean.push_plain(&text[done..start]);
-                    clean.push_mark(&needle.mark);
-                    done = start + needle.bytes.len();
+                    clean.push_mark(&pattern.mark);
+                    done = start + pattern.bytes.len();
                     at = done;
                 }
                 None => at = start + 1,
@@ -157,19 +157,19 @@ impl SecretMatcher {
         RedactedStart { text: clean.text, undecided_from: text.len(), mark: clean.mark }
     }
 
-    /// The next secret from here on, and where it begins.
+    /// The next secret at or after `from`, with its position.
     fn next_secret(&self, text: &str, from: usize) -> Option<(usize, &SecretPattern)> {
         let mut at = from;
         loop {
             let start = self.next_candidate(text, at)?;
-            if let Some(needle) = self.longest_match_at(&text.as_bytes()[start..]) {
-                return Some((start, needle));
+            if let Some(pattern) = self.longest_match_at(&text.as_bytes()[start..]) {
+                return Some((start, pattern));
             }
             at = start + 1;
         }
     }
 
-    /// The next place where two bytes look like the beginning of a needle.
+    /// The next position where two bytes match the beginning of a pattern.
     fn next_candidate(&self, text: &str, from: usize) -> Option<usize> {
         if self.patterns.is_empty() {
             return None;
@@ -182,28 +182,28 @@ impl SecretMatcher {
     }
 
     fn longest_match_at(&self, bytes: &[u8]) -> Option<&SecretPattern> {
-        self.patterns.get(bytes.get(..2)?)?.iter().find(|needle| bytes.starts_with(&needle.bytes))
+        self.patterns.get(bytes.get(..2)?)?.iter().find(|pattern| bytes.starts_with(&pattern.bytes))
     }
 
-    /// Whether all of this is the beginning of a needle, and not the whole of it.
+    /// Whether `bytes` is a proper prefix of a pattern.
     fn may_become_secret(&self, bytes: &[u8]) -> bool {
         match bytes {
             [] => false,
             [only] => self.first_bytes.contains(only),
-            [one, two, ..] => self.patterns.get(&[*one, *two]).is_some_and(|needles| {
-                needles
+            [first, second, ..] => self.patterns.get(&[*first, *second]).is_some_and(|patterns| {
+                patterns
                     .iter()
-                    .take_while(|needle| needle.bytes.len() > bytes.len())
-                    .any(|needle| needle.bytes.starts_with(bytes))
+                    .take_while(|pattern| pattern.bytes.len() > bytes.len())
+                    .any(|pattern| pattern.bytes.starts_with(bytes))
             }),
         }
     }
 }
 
-/// A value as it is and in the encodings in which programs like to show it.
+/// The value itself and its usual encodings.
 fn encodings_of(value: &str) -> Vec<Vec<u8>> {
     let bytes = value.as_bytes();
-    let mut shapes = vec![
+    let mut encodings = vec![
         value.to_owned(),
         STANDARD.encode(bytes),
         STANDARD_NO_PAD.encode(bytes),
@@ -219,16 +219,16 @@ fn encodings_of(value: &str) -> Vec<Vec<u8>> {
         json_escape_ascii(value),
         json_escape(value).replace('/', "\\/"),
     ];
-    // Inside a longer text in base64, as after `user:`, it begins in the middle of a group of three.
+    // Inside a longer base64 text, such as after `user:`, the value may begin in the middle of a group of three bytes.
     for shift in 0..3 {
-        shapes.push(base64_fragment(bytes, shift, &STANDARD_NO_PAD));
-        shapes.push(base64_fragment(bytes, shift, &URL_SAFE_NO_PAD));
+        encodings.push(base64_fragment(bytes, shift, &STANDARD_NO_PAD));
+        encodings.push(base64_fragment(bytes, shift, &URL_SAFE_NO_PAD));
     }
-    shapes.retain(|shape| shape.len() >= SECRET_MIN);
-    shapes.into_iter().map(String::into_bytes).collect()
+    encodings.retain(|encoding| encoding.len() >= SECRET_MIN);
+    encodings.into_iter().map(String::into_bytes).collect()
 }
 
-/// The characters that depend on the value alone, if `shift` other bytes of its group of three come before it.
+/// The base64 characters that depend on the value alone, if `shift` bytes of its first group of three precede it.
 fn base64_fragment(bytes: &[u8], shift: usize, engine: &impl Engine) -> String {
     let shifted = [&[0; 2][..shift], bytes].concat();
     let whole = engine.encode(&shifted);
@@ -241,9 +241,9 @@ fn hex_encode(bytes: &[u8], upper: bool) -> String {
     bytes.iter().map(|byte| if upper { format!("{byte:02X}") } else { format!("{byte:02x}") }).collect()
 }
 
-/// What RFC 3986 leaves as it is.
+/// The characters that RFC 3986 leaves unescaped, besides letters and digits.
 const UNRESERVED_RFC3986: &str = "-._~";
-/// What JavaScript's `encodeURIComponent` leaves as it is.
+/// The characters that JavaScript's `encodeURIComponent` leaves unescaped, besides letters and digits.
 const UNRESERVED_JAVASCRIPT: &str = "-._~!*'()";
 
 fn percent_encode(bytes: &[u8], plain: &str, upper: bool) -> String {
@@ -260,13 +260,13 @@ fn percent_encode(bytes: &[u8], plain: &str, upper: bool) -> String {
     text
 }
 
-/// Inside a JSON string.
+/// Escapes as inside a JSON string.
 fn json_escape(value: &str) -> String {
     let quoted = serde_json::Value::from(value).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// Inside a JSON string of a writer that keeps to ASCII.
+/// Escapes as inside a JSON string that is limited to ASCII.
 fn json_escape_ascii(value: &str) -> String {
     let mut text = String::new();
     for character in json_escape(value).chars() {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_secrets_at_one_place_the_longer_is_named() {
+    fn if_two_secrets_begin_at_the_same_byte_the_longer_one_is_named() {
         let secrets = matcher(&[("LONG", "abcdefgh"), ("SHORT", "abcdef")]);
         assert_eq!(
             secrets.redact_whole("abcdefgh abcdefg").as_deref(),
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_one_name_share_a_mark() {
+    fn adjacent_secrets_of_one_name_share_a_mark() {
         let secrets = matcher(&[("K", "aaaaaa"), ("L", "bbbbbb")]);
         let text = "a".repeat(600) + "bbbbbb" + &"a".repeat(13);
         assert_eq!(secrets.redact_whole(&text).as_deref(), Some("[K redacted][L redacted][K redacted]a"));

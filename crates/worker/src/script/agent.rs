@@ -1,5 +1,5 @@
-//! The requests that the scripted agent answers, and its sessions. Everything that takes time is a task of the
-//! connection, so that a cancel or a steer is heard at once; the tasks end with it.
+//! The requests that the scripted agent answers, and its sessions. Everything that takes time runs as a task of the
+//! connection, so that a cancel or a steer is handled at once. The tasks end with the connection.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -31,24 +31,24 @@ use super::turn::ScriptTurn;
 use super::{READY_MS_VAR, ScriptSetup};
 use crate::drivers::acp::META_KEY;
 
-/// Random bytes in a session's id, five bits of each of which count.
+/// Random bytes in a session id. Four bits of each are used.
 const SESSION_RANDOM_BYTES: usize = 20;
-/// Sessions that one process holds.
+/// The most sessions that one process holds.
 const SESSIONS_MAX: usize = 1024;
 
-/// Serves one client over two streams. Gives the status to exit with.
+/// Serves one client over two streams. Returns the exit status.
 pub(crate) async fn serve<R, W>(from: R, to: W, setup: ScriptSetup) -> i32
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let (exit, mut exits) = mpsc::channel(1);
+    let (exit_sender, mut exit_receiver) = mpsc::channel(1);
     let flow = Arc::new(ScriptFlowControl::default());
     let script = Arc::new(ScriptAgent {
         setup,
         sessions: Mutex::default(),
         flow: Arc::clone(&flow),
-        exit_status: exit,
+        exit_status: exit_sender,
     });
     let [a, b, c, d, e, f] = std::array::from_fn(|_| Arc::clone(&script));
     let connection = Agent
@@ -92,11 +92,11 @@ where
         .connect_to(counted_lines(from, to, flow));
     tokio::select! {
         ended = connection => i32::from(ended.is_err()),
-        Some(status) = exits.recv() => status,
+        Some(status) = exit_receiver.recv() => status,
     }
 }
 
-/// A steer: the method that the adapters for Claude and Codex have.
+/// A steer, by the method that the adapters for Claude and Codex have.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonRpcRequest)]
 #[request(method = "_session/steering", response = ScriptSteerResponse)]
 #[serde(rename_all = "camelCase")]
@@ -105,40 +105,36 @@ struct ScriptSteerRequest {
     prompt: Vec<ContentBlock>,
 }
 
-/// What became of it. The answer comes only when that is known.
+/// The reply to a steer, which comes only when its outcome is known.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonRpcResponse)]
 pub(super) struct ScriptSteerResponse {
     pub(super) outcome: ScriptSteerOutcome,
 }
 
-/// See [`Steered`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ScriptSteerOutcome {
     /// The turn took it in.
     Taken,
-    /// It did not.
     Missed,
 }
 
-/// The whole agent.
 #[derive(Debug)]
 struct ScriptAgent {
     setup: ScriptSetup,
     sessions: Mutex<HashMap<SessionId, Arc<ScriptSession>>>,
     flow: Arc<ScriptFlowControl>,
-    /// Where a script says that the process is to die.
+    /// Receives the status when a script exits the process.
     exit_status: mpsc::Sender<i32>,
 }
 
-/// One conversation.
 #[derive(Debug)]
 pub(super) struct ScriptSession {
     pub(super) id: SessionId,
     pub(super) cwd: PathBuf,
     pub(super) model: Option<String>,
     pub(super) system_prompt: Option<String>,
-    /// The servers that it was given. None is started before a step needs one.
+    /// The MCP servers that the session was given. A server is started only when a step needs it.
     pub(super) servers: Vec<McpServer>,
     memory: ScriptMemory,
     state: Mutex<ScriptSessionState>,
@@ -146,34 +142,35 @@ pub(super) struct ScriptSession {
 
 #[derive(Debug, Default)]
 struct ScriptSessionState {
-    /// The turn that runs.
     turn: Option<Arc<ScriptTurn>>,
-    /// How many there have been.
     turn_count: u64,
     usage: TokenUsage,
 }
 
 impl ScriptAgent {
-    /// Ready after as long as the environment says.
+    /// Answers after the delay that the environment sets.
     async fn initialize(self: Arc<Self>, responder: Responder<InitializeResponse>) -> Result<(), Error> {
         if let Some(ms) = &self.setup.ready_ms {
             let Ok(ms) = ms.trim().parse() else {
-                // The value is not shown: none of the environment's ever is.
+                // The value is not shown: values of the environment may be secrets.
                 let message = format!("{READY_MS_VAR} must be a whole number of milliseconds");
-                // As real agents do. It is said in the answer as well, so nothing is lost if nobody reads it here.
-                let _told = writeln!(std::io::stderr(), "{message}");
+                // Also on stderr, as real agents do. Nothing is lost if nobody reads it, since the reply has it too.
+                let _written = writeln!(std::io::stderr(), "{message}");
                 return responder.respond_with_error(Error::new(ErrorCode::INTERNAL_ERROR, message));
             };
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
-        let takes = PromptCapabilities::new().image(true).audio(true).embedded_context(true);
+        let prompt_capabilities = PromptCapabilities::new().image(true).audio(true).embedded_context(true);
         let remembers = self.setup.state_dir.is_some();
-        // Without a folder there is nothing to go on with, and nobody needs to be told that it was forgotten.
-        let word = Meta::from_iter([(META_KEY.to_owned(), json!({ "stateless": !remembers }))]);
-        let can = AgentCapabilities::new().load_session(remembers).prompt_capabilities(takes).meta(word);
+        // Without a folder there is nothing to resume, and nobody needs a notice that the conversation was forgotten.
+        let meta = Meta::from_iter([(META_KEY.to_owned(), json!({ "stateless": !remembers }))]);
+        let capabilities = AgentCapabilities::new()
+            .load_session(remembers)
+            .prompt_capabilities(prompt_capabilities)
+            .meta(meta);
         responder.respond(
             InitializeResponse::new(ProtocolVersion::V1)
-                .agent_capabilities(can)
+                .agent_capabilities(capabilities)
                 .agent_info(Implementation::new("script", env!("CARGO_PKG_VERSION"))),
         )
     }
@@ -198,7 +195,7 @@ impl ScriptAgent {
         responder.respond_with_result(opened.await)
     }
 
-    /// Says its past again before it answers, as real agents do.
+    /// Replays the conversation before it answers, as real agents do.
     async fn load_session(
         self: Arc<Self>,
         request: LoadSessionRequest,
@@ -209,18 +206,19 @@ impl ScriptAgent {
         let Some(past) = self.memory_of(&id).load_turns().await else {
             return responder.respond_with_error(schema::Error::session_not_found(id).into());
         };
-        let used = past.last().map(|turn| turn.used).unwrap_or_default();
-        let state = ScriptSessionState { turn: None, turn_count: past.len() as u64, usage: used };
-        let given = (request.cwd, request.mcp_servers);
-        let loaded = self.add_session(id, given, request.meta.as_ref(), state).map(|session| (session, past));
+        let usage = past.last().map(|turn| turn.used).unwrap_or_default();
+        let state = ScriptSessionState { turn: None, turn_count: past.len() as u64, usage };
+        let request_parts = (request.cwd, request.mcp_servers);
+        let loaded =
+            self.add_session(id, request_parts, request.meta.as_ref(), state).map(|session| (session, past));
         match loaded {
             Err(error) => responder.respond_with_error(error),
             Ok((session, past)) => {
-                let scene = ScriptTurn::new(client, Arc::clone(&self.flow), session);
+                let script_turn = ScriptTurn::new(client, Arc::clone(&self.flow), session);
                 for turn in &past {
-                    scene.replay(&turn.prompt, &turn.answer).await?;
+                    script_turn.replay(&turn.prompt, &turn.answer).await?;
                 }
-                scene.report_usage(used).await?;
+                script_turn.report_usage(usage).await?;
                 responder.respond(LoadSessionResponse::new())
             }
         }
@@ -233,42 +231,43 @@ impl ScriptAgent {
         client: ConnectionTo<Client>,
     ) -> Result<(), Error> {
         let session = self.find_session(&request.session_id)?;
-        let scene = Arc::new(ScriptTurn::new(client.clone(), Arc::clone(&self.flow), Arc::clone(&session)));
+        let script_turn =
+            Arc::new(ScriptTurn::new(client.clone(), Arc::clone(&self.flow), Arc::clone(&session)));
         {
             let mut state = session.lock();
             if state.turn.is_some() {
                 let message = "the session has a turn already";
                 return responder.respond_with_error(Error::new(ErrorCode::INVALID_REQUEST, message));
             }
-            state.turn = Some(Arc::clone(&scene));
+            state.turn = Some(Arc::clone(&script_turn));
             state.turn_count += 1;
         }
-        let part = ScriptPrompt::from_prompt(
+        let script_prompt = ScriptPrompt::from_prompt(
             text_of_blocks(&request.prompt),
             previous_messages(request.meta.as_ref()),
         );
         let (setup, exit) = (self.setup.clone(), self.exit_status.clone());
         client.spawn(async move {
-            let ending = part.run(&scene, &setup).await;
-            let said = scene.remembered_text();
-            // Whatever the session was told until here is part of this turn; what comes now is not.
+            let ending = script_prompt.run(&script_turn, &setup).await;
+            let text = script_turn.remembered_text();
+            // Commands that arrived until here belong to this turn; later ones do not.
             session.lock().turn = None;
-            scene.miss_steers();
+            script_turn.miss_steers();
             let used = session.usage();
             let turn = ScriptTurnRecord {
-                prompt: remembered_part(&part.prompt).to_owned(),
-                answer: said.clone(),
+                prompt: remembered_part(&script_prompt.prompt).to_owned(),
+                answer: text.clone(),
                 used,
             };
             session.memory.append_turn(&turn).await.map_err(Error::into_internal_error)?;
             if let ScriptTurnEnd::ExitProcess(status) = ending {
-                scene.wait_until_drained().await;
-                // Nobody is left to hear it if that fails.
-                let _gone = exit.send(status).await;
+                script_turn.wait_until_drained().await;
+                // If this fails, nobody is left to receive it.
+                let _sent = exit.send(status).await;
                 return Ok(());
             }
-            responder.respond_with_result(prompt_response(ending, &part.prompt, &said))?;
-            scene.send_late_texts().await
+            responder.respond_with_result(prompt_response(ending, &script_prompt.prompt, &text))?;
+            script_turn.send_late_texts().await
         })
     }
 
@@ -279,16 +278,16 @@ impl ScriptAgent {
     ) -> Result<(), Error> {
         let running = self.find_session(&request.session_id)?.lock().turn.clone();
         match running {
-            Some(scene) => scene.queue_steer(text_of_blocks(&request.prompt), responder),
+            Some(script_turn) => script_turn.queue_steer(text_of_blocks(&request.prompt), responder),
             None => responder.respond(ScriptSteerResponse { outcome: ScriptSteerOutcome::Missed }),
         }
     }
 
-    /// A cancel that hits nothing changes nothing.
+    /// Cancels the running turn; does nothing if there is none.
     fn cancel(&self, id: &SessionId) {
         let running = self.find_session(id).ok().and_then(|session| session.lock().turn.clone());
-        if let Some(scene) = running {
-            scene.cancel();
+        if let Some(script_turn) = running {
+            script_turn.cancel();
         }
     }
 
@@ -334,17 +333,16 @@ impl ScriptAgent {
 }
 
 impl ScriptSession {
-    /// How many turns there have been, this one included.
+    /// The number of turns so far, including the current one.
     pub(super) fn turn_count(&self) -> u64 {
         self.lock().turn_count
     }
 
-    /// All that was used.
     pub(super) fn usage(&self) -> TokenUsage {
         self.lock().usage
     }
 
-    /// Uses more; gives all that was used.
+    /// Adds usage, and returns the new total.
     pub(super) fn add_usage(&self, more: &TokenUsage) -> TokenUsage {
         let mut state = self.lock();
         state.usage += *more;
@@ -356,14 +354,14 @@ impl ScriptSession {
     }
 }
 
-/// What the client is told about a turn that has ended.
-fn prompt_response(ending: ScriptTurnEnd, prompt: &str, said: &str) -> Result<PromptResponse, Error> {
+/// The reply to a prompt whose turn has ended.
+fn prompt_response(ending: ScriptTurnEnd, prompt: &str, answer: &str) -> Result<PromptResponse, Error> {
     match ending {
         ScriptTurnEnd::Stopped(reason) => Ok(PromptResponse::new(reason)),
         ScriptTurnEnd::Suspended { next } => {
             let transcript = json!([
                 {"role": "user", "content": prompt},
-                {"role": "assistant", "content": said, META_KEY: {"next": next}},
+                {"role": "assistant", "content": answer, META_KEY: {"next": next}},
             ]);
             let meta = json!({META_KEY: {"suspended": {"transcript": transcript}}});
             Ok(PromptResponse::new(StopReason::EndTurn).meta(meta.as_object().cloned()))
@@ -378,14 +376,14 @@ fn prompt_response(ending: ScriptTurnEnd, prompt: &str, said: &str) -> Result<Pr
 }
 
 fn text_of_blocks(blocks: &[ContentBlock]) -> String {
-    let words = blocks.iter().filter_map(|block| match block {
+    let texts = blocks.iter().filter_map(|block| match block {
         ContentBlock::Text(text) => Some(text.text.as_str()),
         _ => None,
     });
-    words.collect()
+    texts.collect()
 }
 
-/// The conversation that a prompt goes on with.
+/// The earlier messages of the conversation that a prompt continues.
 fn previous_messages(meta: Option<&Meta>) -> &[Value] {
     meta.and_then(|meta| meta.get(META_KEY)?.get("messages")?.as_array()).map_or(&[], Vec::as_slice)
 }

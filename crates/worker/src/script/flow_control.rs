@@ -1,5 +1,5 @@
-//! How fast the agent may speak. The crate's connection takes any number of messages and keeps them; here is counted
-//! how many wait to be written, so that a script that says something a million times needs no memory for it.
+//! Limits how fast the agent may send. The connection of the protocol crate queues any number of messages. This module
+//! counts those that wait to be written, so that a script that says something a million times does not fill memory.
 
 use std::io;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use futures_util::{sink, stream};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Notify;
 
-/// Messages that may wait to be written.
+/// The most messages that may wait to be written.
 const WAITING_MAX: usize = 64;
 
-/// The count. A line that nobody counted when it was sent may be taken for one that was; that makes it a little too
-/// low for a moment, and it is right again as soon as all is written.
+/// Counts the waiting messages. Some lines are written without having been counted when sent, so the count may be a
+/// little too low for a moment; it is right again as soon as everything is written.
 #[derive(Debug, Default)]
 pub(super) struct ScriptFlowControl {
     waiting: AtomicUsize,
@@ -22,26 +22,25 @@ pub(super) struct ScriptFlowControl {
 }
 
 impl ScriptFlowControl {
-    /// A message was sent.
+    /// Counts a message that was sent.
     pub(super) fn count_sent(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until another message may be sent.
     pub(super) async fn wait_for_room(&self) {
         self.wait_until_at_most(WAITING_MAX - 1).await;
     }
 
-    /// Waits until all has been written.
+    /// Waits until everything has been written.
     pub(super) async fn wait_until_drained(&self) {
         self.wait_until_at_most(0).await;
     }
 
-    async fn wait_until_at_most(&self, most: usize) {
+    async fn wait_until_at_most(&self, max: usize) {
         loop {
-            // Made before the look: a line that is written in between wakes it.
+            // Created before the check, so that a line written in between wakes it.
             let written = self.written.notified();
-            if self.waiting.load(Ordering::Relaxed) <= most {
+            if self.waiting.load(Ordering::Relaxed) <= max {
                 return;
             }
             written.await;
@@ -49,14 +48,14 @@ impl ScriptFlowControl {
     }
 
     fn count_written(&self) {
-        let less = |waiting: usize| Some(waiting.saturating_sub(1));
-        // It cannot fail: there is always a next value.
-        let _before = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let decrement = |waiting: usize| Some(waiting.saturating_sub(1));
+        // This cannot fail: the closure always returns a value.
+        let _previous = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement);
         self.written.notify_waiters();
     }
 }
 
-/// Two streams as the crate wants them, counted.
+/// Wraps two streams as the protocol crate wants them, counting written lines.
 pub(super) fn counted_lines<R, W, C>(from: R, to: W, flow: Arc<ScriptFlowControl>) -> impl ConnectTo<C>
 where
     R: AsyncRead + Unpin + Send + 'static,

@@ -1,4 +1,4 @@
-//! Plays a prompt as a scene. It does what it is told, in the workspace and outside: it is an agent for tests.
+//! Runs a prompt as a script. It does what it is told, inside and outside the workspace: it is an agent for tests.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -15,14 +15,14 @@ use super::{ScriptSetup, mcp_client, spawn};
 use crate::drivers::acp::META_KEY;
 use crate::drivers::echo;
 
-/// The longest file that `read` says.
+/// The longest file that a `read` step sends, in bytes.
 const READ_MAX: usize = BODY_MAX;
 
-/// How a scene ended.
+/// How a turn ended.
 #[derive(Debug)]
 pub(super) enum ScriptTurnEnd {
     Stopped(StopReason),
-    /// It waits for the sessions that it started, and goes on with this step.
+    /// The turn waits for the sessions that it started, and continues with this step.
     Suspended {
         next: usize,
     },
@@ -30,11 +30,11 @@ pub(super) enum ScriptTurnEnd {
         code: &'static str,
         message: String,
     },
-    /// The process is to die.
+    /// The process exits with this status.
     ExitProcess(i32),
 }
 
-/// What is to be played: a prompt, from one of its steps on.
+/// A prompt, and the step to begin with.
 #[derive(Debug)]
 pub(super) struct ScriptPrompt {
     pub(super) prompt: String,
@@ -42,55 +42,57 @@ pub(super) struct ScriptPrompt {
 }
 
 impl ScriptPrompt {
-    /// A prompt, or the rest of the one that the conversation says was suspended.
+    /// A new prompt, or the rest of the prompt that was suspended according to the messages.
     pub(super) fn from_prompt(prompt: String, messages: &[Value]) -> Self {
         let suspended =
             messages.iter().rev().find_map(|message| message.get(META_KEY)?.get("next")?.as_u64());
-        let begun = messages.first().and_then(|message| message.get("content")?.as_str());
-        match (suspended.and_then(|next| usize::try_from(next).ok()), begun) {
-            (Some(first), Some(begun)) => Self { prompt: begun.to_owned(), first_step: first },
+        let original = messages.first().and_then(|message| message.get("content")?.as_str());
+        match (suspended.and_then(|next| usize::try_from(next).ok()), original) {
+            (Some(first_step), Some(original)) => Self { prompt: original.to_owned(), first_step },
             _ => Self { prompt, first_step: 0 },
         }
     }
 
-    /// Plays the steps if the prompt is a script, echoes it if not. A script with a bad step is not begun.
-    pub(super) async fn run(&self, scene: &ScriptTurn, setup: &ScriptSetup) -> ScriptTurnEnd {
+    /// Runs the steps if the prompt is a script, echoes it if not. A script with an invalid step is not started at all.
+    pub(super) async fn run(&self, turn: &ScriptTurn, setup: &ScriptSetup) -> ScriptTurnEnd {
         let steps = match steps::parse_script(&self.prompt) {
             Ok(steps) => steps,
-            Err(bad) => return ScriptTurnEnd::Failed { code: "invalid_script", message: bad.to_string() },
+            Err(error) => {
+                return ScriptTurnEnd::Failed { code: "invalid_script", message: error.to_string() };
+            }
         };
-        let played = async {
+        let script = async {
             match steps {
-                Some(steps) => self.run_steps(scene, setup, steps).await,
+                Some(steps) => self.run_steps(turn, setup, steps).await,
                 None => {
                     for word in echo::split_words(&self.prompt) {
-                        scene.say(word).await?;
+                        turn.say(word).await?;
                     }
                     Ok(ScriptTurnEnd::Stopped(StopReason::EndTurn))
                 }
             }
         };
         tokio::select! {
-            // A cancel that is there when the last step is done has won.
+            // A cancel that has arrived when the last step is done takes precedence.
             biased;
-            () = scene.cancelled() => ScriptTurnEnd::Stopped(StopReason::Cancelled),
-            ended = played => ended.unwrap_or_else(|broken| {
-                ScriptTurnEnd::Failed { code: "agent_error", message: broken.0 }
+            () = turn.cancelled() => ScriptTurnEnd::Stopped(StopReason::Cancelled),
+            ended = script => ended.unwrap_or_else(|error| {
+                ScriptTurnEnd::Failed { code: "agent_error", message: error.0 }
             }),
         }
     }
 
     async fn run_steps(
         &self,
-        scene: &ScriptTurn,
+        turn: &ScriptTurn,
         setup: &ScriptSetup,
         steps: Vec<ScriptStep>,
     ) -> Result<ScriptTurnEnd, ScriptStepError> {
         for (at, step) in steps.into_iter().enumerate().skip(self.first_step) {
-            // Unique in the session, since real agents' are.
-            let call_id = format!("call_{}_{}", scene.session.turn_count(), at + 1);
+            // Unique in the session, as the call ids of real agents are.
+            let call_id = format!("call_{}_{}", turn.session.turn_count(), at + 1);
             let next = at + 1;
-            match run_step(scene, setup, step, &call_id).await? {
+            match run_step(turn, setup, step, &call_id).await? {
                 ScriptStepResult::Next => {}
                 ScriptStepResult::Suspend => return Ok(ScriptTurnEnd::Suspended { next }),
                 ScriptStepResult::Stop(reason) => return Ok(ScriptTurnEnd::Stopped(reason)),
@@ -101,7 +103,6 @@ impl ScriptPrompt {
     }
 }
 
-/// What follows a step.
 enum ScriptStepResult {
     Next,
     Suspend,
@@ -109,7 +110,6 @@ enum ScriptStepResult {
     Exit(i32),
 }
 
-/// Why a step could not be done.
 #[derive(Debug)]
 struct ScriptStepError(String);
 
@@ -120,47 +120,47 @@ impl From<Error> for ScriptStepError {
 }
 
 async fn run_step(
-    scene: &ScriptTurn,
+    turn: &ScriptTurn,
     setup: &ScriptSetup,
     step: ScriptStep,
     call_id: &str,
 ) -> Result<ScriptStepResult, ScriptStepError> {
-    let cwd = &scene.session.cwd;
+    let cwd = &turn.session.cwd;
     match step {
         ScriptStep::Say { text, times, every } => {
             for time in 0..times {
                 if time > 0 && !every.is_zero() {
                     tokio::time::sleep(every).await;
                 }
-                scene.say(&text).await?;
+                turn.say(&text).await?;
             }
         }
-        ScriptStep::Think(text) => scene.think(&text).await?,
+        ScriptStep::Think(text) => turn.think(&text).await?,
         ScriptStep::Sleep(time) => tokio::time::sleep(time).await,
-        ScriptStep::Tool(tool) => scene.use_tool(call_id, tool).await?,
-        ScriptStep::Ask(ask) => return say_decision(scene, scene.ask(call_id, ask).await?).await,
-        ScriptStep::Question(question) => return say_decision(scene, scene.question(question).await?).await,
-        ScriptStep::Plan(entries) => scene.send_plan(entries).await?,
-        ScriptStep::Usage(usage) => scene.report_usage(scene.session.add_usage(&usage)).await?,
-        ScriptStep::Spawn(what) => {
-            let started = spawn::start_process(&setup.exe, cwd, &what).await;
+        ScriptStep::Tool(tool) => turn.use_tool(call_id, tool).await?,
+        ScriptStep::Ask(ask) => return say_decision(turn, turn.ask(call_id, ask).await?).await,
+        ScriptStep::Question(question) => return say_decision(turn, turn.question(question).await?).await,
+        ScriptStep::Plan(entries) => turn.send_plan(entries).await?,
+        ScriptStep::Usage(usage) => turn.report_usage(turn.session.add_usage(&usage)).await?,
+        ScriptStep::Spawn(process) => {
+            let started = spawn::start_process(&setup.exe, cwd, &process).await;
             let pid = started
-                .map_err(|cause| ScriptStepError(format!("cannot start {}: {cause}", what.argv[0])))?;
-            scene.say(&format!("pid {pid}")).await?;
+                .map_err(|cause| ScriptStepError(format!("cannot start {}: {cause}", process.argv[0])))?;
+            turn.say(&format!("pid {pid}")).await?;
         }
         ScriptStep::Write(ScriptFileWrite { path, content }) => write_file(&cwd.join(path), &content).await?,
-        ScriptStep::Read(path) => scene.say(&read_file(&cwd.join(path)).await?).await?,
-        ScriptStep::AwaitSteer(wait) => match tokio::time::timeout(wait, scene.next_steer()).await {
-            Ok(text) => scene.say(&format!("steered: {}", text?)).await?,
-            Err(_) => scene.say("no steer").await?,
+        ScriptStep::Read(path) => turn.say(&read_file(&cwd.join(path)).await?).await?,
+        ScriptStep::AwaitSteer(wait) => match tokio::time::timeout(wait, turn.next_steer()).await {
+            Ok(text) => turn.say(&format!("steered: {}", text?)).await?,
+            Err(_) => turn.say("no steer").await?,
         },
         ScriptStep::Mcp(ScriptMcpCall { tool, arguments }) => {
-            let told = mcp_client::call_tool(scene.session.servers.first(), &tool, &arguments).await;
-            scene.say(&told.map_err(ScriptStepError)?).await?;
+            let result = mcp_client::call_tool(turn.session.servers.first(), &tool, &arguments).await;
+            turn.say(&result.map_err(ScriptStepError)?).await?;
         }
-        ScriptStep::IgnoreCancel => scene.ignore_cancel(),
-        ScriptStep::SayLate(text) => scene.queue_late_text(text),
-        ScriptStep::Config => scene.say(&config_line(scene)).await?,
+        ScriptStep::IgnoreCancel => turn.ignore_cancel(),
+        ScriptStep::SayLate(text) => turn.queue_late_text(text),
+        ScriptStep::Config => turn.say(&config_line(turn)).await?,
         ScriptStep::Stop(reason) => return Ok(ScriptStepResult::Stop(reason)),
         ScriptStep::Suspend => return Ok(ScriptStepResult::Suspend),
         ScriptStep::Fail(message) => return Err(ScriptStepError(message)),
@@ -169,15 +169,16 @@ async fn run_step(
     Ok(ScriptStepResult::Next)
 }
 
-/// Nobody answers when a turn is stopped, so that it ends, unless it was told to pay no heed.
+/// Reports the decision on an ask. An ask without an answer means that the turn is cancelled, so the turn stops unless
+/// it ignores cancels.
 async fn say_decision(
-    scene: &ScriptTurn,
-    decided: ScriptAskDecision,
+    turn: &ScriptTurn,
+    decision: ScriptAskDecision,
 ) -> Result<ScriptStepResult, ScriptStepError> {
-    match decided {
-        ScriptAskDecision::Yes(text) => scene.say(&text).await?,
-        ScriptAskDecision::No(reason) => scene.say(&format!("denied: {reason}")).await?,
-        ScriptAskDecision::Unanswered if scene.ignores_cancel() => {}
+    match decision {
+        ScriptAskDecision::Yes(text) => turn.say(&text).await?,
+        ScriptAskDecision::No(reason) => turn.say(&format!("denied: {reason}")).await?,
+        ScriptAskDecision::Unanswered if turn.ignores_cancel() => {}
         ScriptAskDecision::Unanswered => return Ok(ScriptStepResult::Stop(StopReason::Cancelled)),
     }
     Ok(ScriptStepResult::Next)
@@ -194,7 +195,7 @@ async fn write_file(path: &Path, content: &str) -> Result<(), ScriptStepError> {
 }
 
 async fn read_file(path: &Path) -> Result<String, ScriptStepError> {
-    let cannot = |why: &dyn Display| ScriptStepError(format!("cannot read {}: {why}", path.display()));
+    let cannot = |reason: &dyn Display| ScriptStepError(format!("cannot read {}: {reason}", path.display()));
     let mut content = String::new();
     let file = tokio::fs::File::open(path).await.map_err(|cause| cannot(&cause))?;
     file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
@@ -204,10 +205,10 @@ async fn read_file(path: &Path) -> Result<String, ScriptStepError> {
     Ok(content)
 }
 
-/// One line, however many the system prompt has.
-fn config_line(scene: &ScriptTurn) -> String {
+/// The session's settings in one line, even if the system prompt has several.
+fn config_line(turn: &ScriptTurn) -> String {
     let shown = |value: &Option<String>| value.as_deref().unwrap_or("-").replace('\n', "\\n");
-    let session = &scene.session;
+    let session = &turn.session;
     format!(
         "cwd={} model={} system_prompt={}",
         session.cwd.display(),

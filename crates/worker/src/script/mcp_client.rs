@@ -1,5 +1,5 @@
-//! Calls of tools of a server on stdio, spoken by hand: the scripted agent stands for any agent, and so leans on nobody's
-//! client of the Model Context Protocol.
+//! Calls tools of an MCP server on stdio. The protocol is written by hand: the scripted agent stands for any agent, so
+//! it does not rely on anybody's MCP client library.
 
 use std::process::Stdio;
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// The version of the protocol that is spoken.
+/// The version of the Model Context Protocol that is used.
 const MCP_VERSION: &str = "2025-06-18";
 
-/// Calls one tool of a server that is started for it, and gives the text of its result.
+/// Starts a server, calls one of its tools, and returns the text of the result.
 pub(super) async fn call_tool(
     server: Option<&McpServer>,
     tool: &str,
@@ -22,17 +22,21 @@ pub(super) async fn call_tool(
         return Err("this agent was given no MCP server".to_owned());
     };
     let mut server = ScriptMcpClient::start(server)?;
-    let about = json!({ "name": "script", "version": env!("CARGO_PKG_VERSION") });
-    let hello = json!({ "protocolVersion": MCP_VERSION, "capabilities": {}, "clientInfo": about });
-    server.request(1, "initialize", hello).await?;
+    let client_info = json!({ "name": "script", "version": env!("CARGO_PKG_VERSION") });
+    let params = json!({ "protocolVersion": MCP_VERSION, "capabilities": {}, "clientInfo": client_info });
+    server.request(1, "initialize", params).await?;
     server.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })).await?;
-    let told = server.request(2, "tools/call", json!({ "name": tool, "arguments": arguments })).await?;
-    let text: Vec<&str> =
-        told["content"].as_array().into_iter().flatten().filter_map(|block| block["text"].as_str()).collect();
+    let result = server.request(2, "tools/call", json!({ "name": tool, "arguments": arguments })).await?;
+    let text: Vec<&str> = result["content"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|block| block["text"].as_str())
+        .collect();
     Ok(text.concat())
 }
 
-/// A server that ends with this.
+/// A running server, which is killed when this is dropped.
 struct ScriptMcpClient {
     _child: Child,
     stdin: ChildStdin,
@@ -60,7 +64,7 @@ impl ScriptMcpClient {
         self.stdin.write_all(line.as_bytes()).await.map_err(|cause| format!("the server hung up: {cause}"))
     }
 
-    /// Asks, and passes over all that is not the answer.
+    /// Sends a request, and skips messages until its response.
     async fn request(&mut self, id: u64, method: &str, params: Value) -> Result<Value, String> {
         self.send(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })).await?;
         loop {

@@ -1,5 +1,5 @@
-//! What the scripted agent remembers of a conversation beyond its process: a small file, so that a resume can be
-//! shown. It is for tests, and promises nothing about power cuts.
+//! What the scripted agent remembers of a conversation beyond its process: a small file, so that tests can resume it.
+//! It promises nothing about power cuts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use qd_protocol::text::escaped_head;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 
-/// What is remembered of one prompt and of one answer, more or less.
+/// About how many bytes are remembered of one prompt and of one answer.
 pub(super) const REMEMBERED_MAX: usize = 16 << 10;
 
 /// One turn, as one line of the file.
@@ -17,30 +17,29 @@ pub(super) const REMEMBERED_MAX: usize = 16 << 10;
 pub(super) struct ScriptTurnRecord {
     pub(super) prompt: String,
     pub(super) answer: String,
-    /// All that was used up to its end.
+    /// The total usage up to the end of the turn.
     pub(super) used: TokenUsage,
 }
 
-/// As much of a text as is remembered.
+/// The beginning of a text that is remembered.
 pub(super) fn remembered_part(text: &str) -> &str {
     escaped_head(text, REMEMBERED_MAX)
 }
 
-/// The file of one conversation.
 #[derive(Debug)]
 pub(super) struct ScriptMemory {
     path: Option<PathBuf>,
 }
 
 impl ScriptMemory {
-    /// Of a conversation; without a folder nothing is remembered.
+    /// The file of a session; without a folder nothing is remembered.
     pub(super) fn for_session(folder: Option<&Path>, session: &str) -> Self {
-        // A session's id is a file's name only if it looks like one of ours.
+        // A session id is used as a file name only if it looks like one of ours.
         let plain = !session.is_empty() && session.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         Self { path: folder.filter(|_| plain).map(|folder| folder.join(format!("{session}.jsonl"))) }
     }
 
-    /// Begins the file, so that a conversation without a turn is remembered too.
+    /// Creates the file, so that a conversation without a turn is remembered too.
     pub(super) async fn create_file(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         if let Some(folder) = path.parent() {
@@ -49,13 +48,12 @@ impl ScriptMemory {
         tokio::fs::write(path, "").await
     }
 
-    /// The past, or `None` if there is none. A line that was torn is left out.
+    /// The turns so far, or `None` if there is no file. Incomplete lines are skipped.
     pub(super) async fn load_turns(&self) -> Option<Vec<ScriptTurnRecord>> {
         let text = tokio::fs::read_to_string(self.path.as_ref()?).await.ok()?;
         Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
-    /// Adds a turn.
     pub(super) async fn append_turn(&self, turn: &ScriptTurnRecord) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let mut line = serde_json::to_string(turn)?;

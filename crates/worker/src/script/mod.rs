@@ -1,14 +1,14 @@
-//! The scripted agent: a process of its own that speaks the Agent Client Protocol on its stdio, and does in a test
-//! what a model would do by itself. It is built on the protocol's own crate, so that our driver is tested against
-//! somebody else's idea of the protocol.
+//! The scripted agent: a process of its own that speaks the Agent Client Protocol on its stdio and does in a test what
+//! a model would do by itself. It is built on the protocol's own crate, so that our driver is tested against somebody
+//! else's implementation of the protocol.
 //!
 //! Layout, in reading order:
 //! - `agent`: the requests it answers, and its sessions.
-//! - `scene`: one turn, and what it can say and wait for.
-//! - `interpreter`: plays a turn's `steps`.
-//! - `tools`: calls of a server that it was given.
-//! - `spawn`: processes, also such that do not want to be found; `memory`: what it remembers; `flow`: how fast it may
-//!   speak.
+//! - `turn`: one turn, and what it can send and wait for.
+//! - `interpreter`: runs the steps of a turn; `steps`: parses them.
+//! - `mcp_client`: calls a tool of an MCP server that it was given.
+//! - `spawn`: starts processes, including some that try not to be found; `memory`: what it remembers; `flow_control`:
+//!   how fast it may send.
 
 mod agent;
 mod flow_control;
@@ -28,12 +28,12 @@ use tokio::net::unix::pipe;
 
 pub(crate) use self::agent::serve;
 
-/// The variable that delays readiness.
+/// The variable with the delay before the agent is ready.
 const READY_MS_VAR: &str = "SCRIPT_READY_MS";
-/// The variable that names a folder for what it remembers beyond its process.
+/// The variable with the folder in which it remembers conversations beyond its process.
 const STATE_DIR_VAR: &str = "QD_SCRIPT_STATE";
 
-/// What `qd __script` runs. It ends when its stdin does.
+/// Runs `qd __script`. Ends when stdin does.
 pub fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(2);
     if args.next().is_some_and(|arg| arg == spawn::SPAWN_COMMAND) {
@@ -51,13 +51,13 @@ pub fn main() -> ExitCode {
             Err(_) => serve(tokio::io::stdin(), tokio::io::stdout(), setup).await,
         }
     });
-    // A thread may still wait for a line of stdin.
+    // A thread may still be blocked on a read of stdin.
     runtime.shutdown_background();
-    // As the kernel does it: the lowest byte counts.
+    // Like the kernel, keep only the lowest byte.
     ExitCode::from(status.to_le_bytes()[0])
 }
 
-/// Stdin and stdout without a thread between, which would be woken for every line. They must be pipes, and ours alone.
+/// Stdin and stdout without a helper thread, which would wake up for every line. They must be pipes that nobody shares.
 fn open_stdio_pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
     let stdin = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     let stdout = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;
@@ -67,11 +67,11 @@ fn open_stdio_pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
 /// What the process was given.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ScriptSetup {
-    /// `SCRIPT_READY_MS`, as it was given.
+    /// The raw value of `SCRIPT_READY_MS`.
     pub(crate) ready_ms: Option<String>,
-    /// Where to remember conversations; `None`: they are forgotten with the process.
+    /// The folder for remembered conversations; `None` if they are forgotten with the process.
     pub(crate) state_dir: Option<PathBuf>,
-    /// This program, which starts the processes that leave their session or their parent.
+    /// This program, which starts processes that leave their session or their parent.
     pub(crate) exe: PathBuf,
 }
 

@@ -1,5 +1,6 @@
 //! Starts the processes that a script asks for, some of which leave their session or their parent, as real tools do.
-//! That takes a process in between, which is this program again: nothing else can call `setsid` without unsafe code.
+//! That takes an intermediate process, which is this program again: `setsid` cannot be called otherwise without unsafe
+//! code.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,12 +14,12 @@ use tokio::io::AsyncReadExt;
 
 use super::steps::ScriptSpawn;
 
-/// The argument that makes `qd __script` the process in between.
+/// The argument that makes `qd __script` the intermediate process.
 pub(super) const SPAWN_COMMAND: &str = "spawn";
 const SETSID: &str = "--setsid";
 const DOUBLE_FORK: &str = "--double-fork";
 
-/// Starts a process with nothing of our stdio; gives its pid when it is what was asked for.
+/// Starts a process without our stdio, and returns its pid once it runs.
 pub(super) async fn start_process(exe: &Path, cwd: &Path, spawn: &ScriptSpawn) -> io::Result<u32> {
     if spawn.setsid || spawn.double_fork {
         return start_detached(exe, cwd, spawn).await;
@@ -27,53 +28,53 @@ pub(super) async fn start_process(exe: &Path, cwd: &Path, spawn: &ScriptSpawn) -
     let mut command = tokio::process::Command::new(program);
     command.args(args).current_dir(cwd);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Not waited for: tokio reaps it when it ends.
+    // Not waited for: tokio reaps it when it exits.
     command.spawn()?.id().ok_or_else(ended_at_once_error)
 }
 
-/// Through the process in between.
+/// Starts the process through the intermediate process.
 async fn start_detached(exe: &Path, cwd: &Path, spawn: &ScriptSpawn) -> io::Result<u32> {
-    let mut between = tokio::process::Command::new(exe);
-    between.arg0(qd_keeper::process_setup::PROGRAM_NAME);
-    between.args(["__script", SPAWN_COMMAND]).args(spawn.setsid.then_some(SETSID));
-    between.args(spawn.double_fork.then_some(DOUBLE_FORK)).args(&spawn.argv).current_dir(cwd);
-    between.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = between.spawn()?;
+    let mut intermediate = tokio::process::Command::new(exe);
+    intermediate.arg0(qd_keeper::process_setup::PROGRAM_NAME);
+    intermediate.args(["__script", SPAWN_COMMAND]).args(spawn.setsid.then_some(SETSID));
+    intermediate.args(spawn.double_fork.then_some(DOUBLE_FORK)).args(&spawn.argv).current_dir(cwd);
+    intermediate.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = intermediate.spawn()?;
     let pid = child.id().ok_or_else(ended_at_once_error)?;
-    let mut told = String::new();
+    let mut output = String::new();
     if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_to_string(&mut told).await?;
+        stdout.read_to_string(&mut output).await?;
     }
     if !spawn.double_fork {
-        // Silence is success: it has become what was asked for.
-        return if told.is_empty() { Ok(pid) } else { Err(io::Error::other(told)) };
+        // No output means success: it has become the program.
+        return if output.is_empty() { Ok(pid) } else { Err(io::Error::other(output)) };
     }
     child.wait().await?;
-    told.parse().map_err(|_| io::Error::other(told))
+    output.parse().map_err(|_| io::Error::other(output))
 }
 
 fn ended_at_once_error() -> io::Error {
     io::Error::other("it ended at once")
 }
 
-/// The process in between.
+/// The intermediate process.
 pub(super) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut args = args.peekable();
     let setsid = args.next_if(|arg| arg == SETSID).is_some();
     let double_fork = args.next_if(|arg| arg == DOUBLE_FORK).is_some();
     let argv: Vec<OsString> = args.collect();
-    // A copy, which the process that we become does not inherit: its end tells that we are that.
-    let Ok(mut told) = io::stdout().as_fd().try_clone_to_owned().map(File::from) else {
+    // A copy that the program does not inherit: when it is closed, the reader knows that we have become the program.
+    let Ok(mut stdout) = io::stdout().as_fd().try_clone_to_owned().map(File::from) else {
         return ExitCode::FAILURE;
     };
     let written = match spawn_or_exec(&argv, setsid, double_fork) {
-        Ok(pid) => write!(told, "{pid}"),
-        Err(error) => write!(told, "{error}"),
+        Ok(pid) => write!(stdout, "{pid}"),
+        Err(error) => write!(stdout, "{error}"),
     };
     if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Becomes the process, or starts it and gives its pid.
+/// Becomes the program, or starts it and returns its pid.
 fn spawn_or_exec(argv: &[OsString], setsid: bool, double_fork: bool) -> io::Result<u32> {
     let (program, args) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     if setsid {

@@ -1,4 +1,4 @@
-//! The steps of a script, read from a prompt. All of them are checked before the first is done; nothing is done here.
+//! The steps of a script, parsed from a prompt. All of them are validated before the first one runs; nothing runs here.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// One step. See section 9 of the contract.
+/// One step of a script.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ScriptStep {
     Say { text: String, times: u64, every: Duration },
@@ -80,7 +80,7 @@ pub(crate) struct ScriptSpawn {
     pub(crate) double_fork: bool,
 }
 
-/// `{"mcp": …}`: a tool of a server that the agent was given.
+/// `{"mcp": …}`: a call of a tool of an MCP server that the agent was given.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ScriptMcpCall {
@@ -97,17 +97,17 @@ pub(crate) struct ScriptFileWrite {
     pub(crate) content: String,
 }
 
-/// A script that cannot be played: which step, and why.
+/// A script that cannot be run: the step, and what is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("step {position} of {steps}{}: {why}", .name.as_ref().map(|name| format!(" (`{name}`)")).unwrap_or_default())]
+#[error("step {position} of {steps}{}: {reason}", .name.as_ref().map(|name| format!(" (`{name}`)")).unwrap_or_default())]
 pub(crate) struct ScriptParseError {
     position: usize,
     steps: usize,
     name: Option<String>,
-    why: String,
+    reason: String,
 }
 
-/// Reads a script; `None` if the prompt is not a JSON array, and so is not one.
+/// Parses a script; `None` if the prompt is not a JSON array and therefore an ordinary prompt.
 pub(crate) fn parse_script(prompt: &str) -> Result<Option<Vec<ScriptStep>>, ScriptParseError> {
     if !prompt.trim_start().starts_with('[') {
         return Ok(None);
@@ -115,17 +115,17 @@ pub(crate) fn parse_script(prompt: &str) -> Result<Option<Vec<ScriptStep>>, Scri
     let Ok(steps) = serde_json::from_str::<Vec<Value>>(prompt) else { return Ok(None) };
     let count = steps.len();
     let read = |(at, value)| {
-        parse_step(value).map_err(|(name, why)| ScriptParseError {
+        parse_step(value).map_err(|(name, reason)| ScriptParseError {
             position: at + 1,
             steps: count,
             name,
-            why,
+            reason,
         })
     };
     steps.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
 }
 
-/// Why a step is bad, with its name if it has one.
+/// What is wrong with a step, with its name if it has one.
 type ScriptStepProblem = (Option<String>, String);
 
 fn parse_step(value: Value) -> Result<ScriptStep, ScriptStepProblem> {
@@ -133,16 +133,16 @@ fn parse_step(value: Value) -> Result<ScriptStep, ScriptStepProblem> {
         return Err((None, "a step is an object such as {\"say\": \"hello\"}".to_owned()));
     };
     if let Some(text) = fields.remove("say") {
-        return parse_say(text, fields).map_err(|why| (Some("say".to_owned()), why));
+        return parse_say(text, fields).map_err(|reason| (Some("say".to_owned()), reason));
     }
     let mut fields = fields.into_iter();
     let (Some((name, value)), None) = (fields.next(), fields.next()) else {
         return Err((None, "a step has exactly one name".to_owned()));
     };
-    parse_named(&name, value).map_err(|why| (Some(name), why))
+    parse_named(&name, value).map_err(|reason| (Some(name), reason))
 }
 
-/// The one step with more than one field.
+/// Parses the only step with more than one field.
 fn parse_say(text: Value, rest: Map<String, Value>) -> Result<ScriptStep, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -225,7 +225,7 @@ fn parse_spawn(value: Value) -> Result<ScriptSpawn, String> {
     Ok(spawn)
 }
 
-/// The contract lets a script stop for these reasons only; the rest have steps of their own.
+/// A script can stop only for these reasons; the others have steps of their own.
 fn parse_stop(value: Value) -> Result<StopReason, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "snake_case")]
@@ -249,7 +249,7 @@ fn require_true(value: &Value) -> Result<(), String> {
     if *value == Value::Bool(true) { Ok(()) } else { Err("takes only `true`".to_owned()) }
 }
 
-/// What becomes one event must fit one; text that is streamed and outputs that can be cut need not.
+/// Requires that a value fits into one event. Text that is streamed and output that can be cut need not fit.
 fn require_event_size(value: Value) -> Result<Value, String> {
     require_size(value.to_string().len(), INLINE_MAX)?;
     Ok(value)
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_bad_step_is_named_by_its_position_and_what_is_wrong() {
-        for (script, says) in [
+        for (script, expected) in [
             (r#"[{"say":"a"},{"sing":"b"}]"#, "step 2 of 2 (`sing`): there is no such step"),
             (r#"[{"say":"a","tmes":2}]"#, "step 1 of 1 (`say`): unknown field `tmes`"),
             (r#"[{"say":7}]"#, "step 1 of 1 (`say`): invalid type: integer `7`, expected a string"),
@@ -318,8 +318,8 @@ mod tests {
             (r#"[{"usage":{"cost_usd":-1}}]"#, "step 1 of 1 (`usage`): `cost_usd` is not negative"),
             (r#"[{"spawn":{"argv":[]}}]"#, "step 1 of 1 (`spawn`): `argv` names no program"),
         ] {
-            let bad = parse_script(script).unwrap_err().to_string();
-            assert!(bad.starts_with(says), "{bad}");
+            let error = parse_script(script).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
         }
         let long = format!(r#"[{{"question":{{"prompt":"{}"}}}}]"#, "x".repeat(INLINE_MAX));
         assert!(parse_script(&long).unwrap_err().to_string().contains("at most"));

@@ -1,4 +1,4 @@
-//! One turn of the scripted agent: what it can say to its client and wait for. It knows the protocol and no steps.
+//! One turn of the scripted agent: what it can send to its client and wait for. It knows the protocol, but no steps.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,25 +26,23 @@ use super::memory::{REMEMBERED_MAX, remembered_part};
 use super::steps::{ScriptAsk, ScriptQuestion, ScriptToolCall};
 use crate::drivers::acp::META_KEY;
 
-/// The one field of a question's form.
+/// The only field of a question's form.
 const ANSWER_FIELD: &str = "answer";
 const ALLOW_OPTION: &str = "yes";
 const DENY_OPTION: &str = "no";
-/// A context window, which the protocol wants to know and nobody else does.
+/// The size of the context window, which the protocol requires and nobody uses.
 const CONTEXT_WINDOW: u64 = 1 << 20;
 
-/// What a client decided.
+/// The client's decision on an ask.
 #[derive(Debug)]
 pub(super) enum ScriptAskDecision {
-    /// Yes, or a question's answer.
+    /// Allowed, or the answer to a question.
     Yes(String),
-    /// No, and why.
+    /// Denied, with the reason.
     No(String),
-    /// Nobody did.
     Unanswered,
 }
 
-/// One turn.
 #[derive(Debug)]
 pub(super) struct ScriptTurn {
     pub(super) session: Arc<ScriptSession>,
@@ -58,9 +56,9 @@ pub(super) struct ScriptTurn {
 
 #[derive(Debug, Default)]
 struct ScriptTurnState {
-    /// Steers that nobody awaited yet, and whom to tell.
+    /// Steers that no step has awaited yet, with the responders for their outcome.
     steers: VecDeque<(String, Responder<ScriptSteerResponse>)>,
-    /// The gist of what was said.
+    /// The beginning of the answer so far, up to [`REMEMBERED_MAX`] or a little more.
     remembered_text: String,
     late_texts: Vec<String>,
 }
@@ -82,7 +80,7 @@ impl ScriptTurn {
         }
     }
 
-    /// A piece of the answer.
+    /// Sends a piece of the answer.
     pub(super) async fn say(&self, text: &str) -> Result<(), Error> {
         {
             let mut state = self.lock();
@@ -97,13 +95,13 @@ impl ScriptTurn {
         self.send_update(SessionUpdate::AgentThoughtChunk(text_chunk(text))).await
     }
 
-    /// A turn of the past.
+    /// Replays an earlier turn.
     pub(super) async fn replay(&self, prompt: &str, answer: &str) -> Result<(), Error> {
         self.send_update(SessionUpdate::UserMessageChunk(text_chunk(prompt))).await?;
         self.send_update(SessionUpdate::AgentMessageChunk(text_chunk(answer))).await
     }
 
-    /// Uses a tool, or acts as if.
+    /// Reports a tool call and its result, without running anything.
     pub(super) async fn use_tool(&self, call_id: &str, tool: ScriptToolCall) -> Result<(), Error> {
         let ScriptToolCall { name, input, output, is_error } = tool;
         let call = ToolCall::new(call_id.to_owned(), name.clone())
@@ -123,16 +121,16 @@ impl ScriptTurn {
     pub(super) async fn send_plan(&self, entries: Vec<event::PlanEntry>) -> Result<(), Error> {
         let entry = |event::PlanEntry { content, status }| {
             let known = PlanEntryStatus::deserialize(Value::String(status.clone()));
-            let word = known.is_err().then(|| own_meta(json!({"status": status})));
+            let meta = known.is_err().then(|| own_meta(json!({"status": status})));
             let status = known.unwrap_or(PlanEntryStatus::Pending);
-            PlanEntry::new(content, PlanEntryPriority::Medium, status).meta(word)
+            PlanEntry::new(content, PlanEntryPriority::Medium, status).meta(meta)
         };
         self.send_update(SessionUpdate::Plan(Plan::new(entries.into_iter().map(entry).collect()))).await
     }
 
-    /// Tells what was used in all: the protocol wants totals, and has no field for tokens.
-    pub(super) async fn report_usage(&self, used: TokenUsage) -> Result<(), Error> {
-        let TokenUsage { input_tokens, output_tokens, cost_usd } = used;
+    /// Reports the total usage: the protocol wants totals, and has no field for tokens.
+    pub(super) async fn report_usage(&self, usage: TokenUsage) -> Result<(), Error> {
+        let TokenUsage { input_tokens, output_tokens, cost_usd } = usage;
         let tokens = own_meta(json!({"input_tokens": input_tokens, "output_tokens": output_tokens}));
         let update = UsageUpdate::new(input_tokens.saturating_add(output_tokens), CONTEXT_WINDOW)
             .cost(Cost::new(cost_usd, "USD"))
@@ -140,7 +138,6 @@ impl ScriptTurn {
         self.send_update(SessionUpdate::UsageUpdate(update)).await
     }
 
-    /// Asks for permission and waits.
     pub(super) async fn ask(&self, call_id: &str, ask: ScriptAsk) -> Result<ScriptAskDecision, Error> {
         let ScriptAsk { tool, input, risk } = ask;
         let call = ToolCallUpdateFields::new().title(tool.clone()).name(tool).raw_input(input);
@@ -164,7 +161,6 @@ impl ScriptTurn {
         })
     }
 
-    /// Asks a question and waits.
     pub(super) async fn question(&self, question: ScriptQuestion) -> Result<ScriptAskDecision, Error> {
         let ScriptQuestion { prompt, options } = question;
         let field = StringPropertySchema::new().enum_values((!options.is_empty()).then_some(options));
@@ -207,12 +203,12 @@ impl ScriptTurn {
         Ok(())
     }
 
-    /// Nobody will await the steers that are left.
+    /// Reports the remaining steers as missed.
     pub(super) fn miss_steers(&self) {
-        let left = std::mem::take(&mut self.lock().steers);
-        for (_, responder) in left {
-            // If the client is gone, so is whoever would want to know.
-            let _told = responder.respond(ScriptSteerResponse { outcome: ScriptSteerOutcome::Missed });
+        let remaining = std::mem::take(&mut self.lock().steers);
+        for (_, responder) in remaining {
+            // If the client is gone, nobody wants to know.
+            let _sent = responder.respond(ScriptSteerResponse { outcome: ScriptSteerOutcome::Missed });
         }
     }
 
@@ -220,7 +216,7 @@ impl ScriptTurn {
         self.cancel.cancel();
     }
 
-    /// Waits for a cancel that is paid heed to.
+    /// Waits for a cancel, unless the turn ignores cancels.
     pub(super) async fn cancelled(&self) {
         self.cancel.cancelled().await;
         if self.ignores_cancel() {
@@ -236,7 +232,7 @@ impl ScriptTurn {
         self.ignores_cancel.load(Ordering::Relaxed)
     }
 
-    /// Something to be said when the turn is over and it should no longer be.
+    /// Queues text to send after the turn is over, when the agent should no longer send anything.
     pub(super) fn queue_late_text(&self, text: String) {
         self.lock().late_texts.push(text);
     }
@@ -249,12 +245,11 @@ impl ScriptTurn {
         Ok(())
     }
 
-    /// The gist of what was said.
     pub(super) fn remembered_text(&self) -> String {
         self.lock().remembered_text.clone()
     }
 
-    /// Waits until the client has been sent everything.
+    /// Waits until everything has been written to the client.
     pub(super) async fn wait_until_drained(&self) {
         self.flow.wait_until_drained().await;
     }
@@ -276,7 +271,7 @@ impl ScriptTurn {
     }
 }
 
-/// What the protocol has no field for.
+/// Metadata for values that the protocol has no field for.
 fn own_meta(value: Value) -> Meta {
     Meta::from_iter([(META_KEY.to_owned(), value)])
 }

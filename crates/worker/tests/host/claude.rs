@@ -1,5 +1,5 @@
-//! Starts and ends of agents that speak Claude Code's protocol, shown with a shell script that speaks as much of it as
-//! it must. Its prompts are what it is to do; it answers others with the arguments that it was started with.
+//! Starts and ends of agents that speak Claude Code's protocol, tested with a shell script that speaks as much of it as
+//! needed. Some prompts are instructions to the script; it answers others with the arguments it was started with.
 
 use qd_catalog::Catalog;
 use qd_protocol::event::RunError;
@@ -28,8 +28,8 @@ while read -r line; do
 done
 "#;
 
-/// Makes the agent that script.
-fn scripted(host: &mut WorkerHostSpec, change: impl FnOnce(&mut AgentSpec)) {
+/// Makes the script the agent's program.
+fn use_script(host: &mut WorkerHostSpec, change: impl FnOnce(&mut AgentSpec)) {
     let spec = &mut host.agents[0];
     let path = host.dir.join("agent.sh");
     std::fs::write(&path, AGENT).unwrap();
@@ -39,71 +39,75 @@ fn scripted(host: &mut WorkerHostSpec, change: impl FnOnce(&mut AgentSpec)) {
     change(spec);
 }
 
-async fn started(change: impl FnOnce(&mut AgentSpec)) -> (WorkerUnderTest, DaemonSide, String) {
-    let (worker, spec) = WorkerUnderTest::with("claude", |host| scripted(host, change)).await;
+async fn start_agent(change: impl FnOnce(&mut AgentSpec)) -> (WorkerUnderTest, DaemonSide, String) {
+    let (worker, spec) = WorkerUnderTest::with("claude", |host| use_script(host, change)).await;
     let mut daemon = worker.attach(&spec, 0, None);
-    let name = daemon.name().await;
+    let name = daemon.conversation_id().await;
     (worker, daemon, name)
 }
 
-async fn failed(change: impl FnOnce(&mut AgentSpec)) -> RunError {
-    let (worker, spec) = WorkerUnderTest::with("claude", |host| scripted(host, change)).await;
-    match worker.attach(&spec, 0, None).gone().await {
+async fn start_failing_agent(change: impl FnOnce(&mut AgentSpec)) -> RunError {
+    let (worker, spec) = WorkerUnderTest::with("claude", |host| use_script(host, change)).await;
+    match worker.attach(&spec, 0, None).wait_for_gone().await {
         AgentExitReason::Failed(error) => error,
         other => panic!("{other:?}"),
     }
 }
 
 impl DaemonSide {
-    /// The agent's name for its conversation, with which it becomes ready.
-    async fn name(&mut self) -> String {
-        let mut ups = self.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
-        match ups.pop() {
+    /// Waits until the agent is ready, and returns the id of its conversation.
+    async fn conversation_id(&mut self) -> String {
+        let mut updates = self.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
+        match updates.pop() {
             Some(AgentUpdate::Ready { agent_session_id: Some(name), steers: true }) => name,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn result(&mut self, run: &str, prompt: &str) -> String {
+    async fn run_prompt(&mut self, run: &str, prompt: &str) -> String {
         self.prompt(run, prompt);
-        self.ended(run).await.outcome.text.unwrap()
+        self.wait_for_end(run).await.outcome.text.unwrap()
     }
 }
 
 #[tokio::test]
 async fn a_conversation_has_a_name_of_ours_before_its_first_prompt_and_the_flags_of_its_session() {
-    let (_worker, mut daemon, name) = started(|spec| {
+    let (_worker, mut daemon, name) = start_agent(|spec| {
         spec.model = Some("opus".to_owned());
         spec.system_prompt = Some("brief".to_owned());
     })
     .await;
-    let arguments = daemon.result("a", "x").await;
+    let arguments = daemon.run_prompt("a", "x").await;
     assert_eq!(arguments, format!("--model opus --append-system-prompt brief --session-id {name}"));
-    let (_other, _, another) = started(|_| {}).await;
+    let (_other, _, another) = start_agent(|_| {}).await;
     assert_ne!(name, another);
 }
 
 #[tokio::test]
-async fn a_conversation_goes_on_under_its_name_and_one_that_is_gone_begins_anew_with_a_word_about_it() {
-    let (_worker, mut daemon, name) = started(|spec| spec.agent_session_id = Some("old".to_owned())).await;
-    assert_eq!((name.as_str(), daemon.result("a", "x").await.as_str()), ("old", "--resume old"));
+async fn a_conversation_is_resumed_by_its_id_and_a_lost_one_begins_anew_with_a_notice() {
+    let (_worker, mut daemon, name) =
+        start_agent(|spec| spec.agent_session_id = Some("old".to_owned())).await;
+    assert_eq!((name.as_str(), daemon.run_prompt("a", "x").await.as_str()), ("old", "--resume old"));
 
-    let (_worker, mut daemon, name) = started(|spec| spec.agent_session_id = Some("gone".to_owned())).await;
+    let (_worker, mut daemon, name) =
+        start_agent(|spec| spec.agent_session_id = Some("gone".to_owned())).await;
     assert_ne!(name, "gone");
     daemon.prompt("a", "x");
-    let ups = daemon.until(|up| matches!(up, AgentUpdate::Terminal { .. })).await;
-    let AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } = &ups[0] else { panic!("{ups:?}") };
+    let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::Terminal { .. })).await;
+    let AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } = &updates[0] else {
+        panic!("{updates:?}")
+    };
     assert!(text.ends_with("No conversation found"), "{text}");
-    let Some(AgentUpdate::Terminal { outcome, .. }) = ups.last() else { panic!("{ups:?}") };
+    let Some(AgentUpdate::Terminal { outcome, .. }) = updates.last() else { panic!("{updates:?}") };
     assert_eq!(outcome.text, Some(format!("--session-id {name}")));
 }
 
 #[tokio::test]
 async fn a_start_that_fails_says_what_the_agent_said() {
-    let error = failed(|spec| spec.model = Some("broken".to_owned())).await;
+    let error = start_failing_agent(|spec| spec.model = Some("broken".to_owned())).await;
     assert_eq!((error.code.as_str(), error.exit_status), ("agent_exited", Some(3)));
     assert_eq!(error.stderr, ["it is broken"]);
-    let error = failed(|spec| {
+    let error = start_failing_agent(|spec| {
         spec.model = Some("mute".to_owned());
         spec.manifest.as_mut().unwrap().startup.init_timeout_seconds = Some(1);
     })
@@ -113,18 +117,18 @@ async fn a_start_that_fails_says_what_the_agent_said() {
 
 #[tokio::test]
 async fn an_agent_that_ends_in_its_turn_leaves_its_status_and_its_last_words() {
-    let (_worker, mut daemon, _) = started(|_| {}).await;
+    let (_worker, mut daemon, _) = start_agent(|_| {}).await;
     daemon.prompt("a", "die");
-    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("it failed") };
     assert_eq!((error.code.as_str(), error.exit_status), ("agent_exited", Some(7)));
     assert_eq!(error.stderr, ["out of luck"]);
 }
 
 #[tokio::test]
-async fn a_command_that_begins_another_conversation_changes_the_name_to_go_on_with() {
-    let (_worker, mut daemon, name) = started(|_| {}).await;
+async fn a_command_that_begins_another_conversation_changes_the_id_to_resume() {
+    let (_worker, mut daemon, name) = start_agent(|_| {}).await;
     assert_ne!(name, "another");
-    daemon.result("a", "/clear").await;
-    assert_eq!(daemon.name().await, "another");
-    daemon.result("b", "x").await;
+    daemon.run_prompt("a", "/clear").await;
+    assert_eq!(daemon.conversation_id().await, "another");
+    daemon.run_prompt("b", "x").await;
 }

@@ -1,4 +1,4 @@
-//! The agents of this build behind the frames that anybody may speak.
+//! This build's agents behind the public worker SDK, driven with plain frames.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 
 use crate::harness::kill;
 
-/// Leaves processes that do not want to be found, then waits and cannot be stopped.
+/// Leaves processes that try not to be found, then waits and ignores cancels.
 const STUBBORN: &str = r#"[{"ignore_cancel":true},
     {"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}},
     {"say":" begun"},{"sleep_ms":600000}]"#;
@@ -21,7 +21,6 @@ struct ServedAgent {
     child: Child,
 }
 
-/// How a run ended, with all its text.
 #[derive(Debug, PartialEq)]
 struct PlainRunEnd {
     status: PlainRunStatus,
@@ -50,7 +49,7 @@ impl ServedAgent {
             .unwrap();
     }
 
-    async fn until_approval(&mut self) -> (String, PlainApproval) {
+    async fn wait_for_approval(&mut self) -> (String, PlainApproval) {
         loop {
             if let PlainWorkerFrame::ApprovalRequest { id, body } = self.client.next_frame().await.unwrap() {
                 return (id, body);
@@ -58,15 +57,15 @@ impl ServedAgent {
         }
     }
 
-    /// Its keeper, and all that is below that.
+    /// The keeper, and all processes below it.
     fn family(&self) -> (u32, Vec<ProcessIdentity>) {
         let keeper = procfs::children(self.child.id().unwrap())[0];
         (keeper, procfs::descendants(keeper))
     }
 
-    async fn until_text(&mut self, wanted: &str) {
+    async fn wait_for_text(&mut self, expected: &str) {
         let mut text = String::new();
-        while !text.contains(wanted) {
+        while !text.contains(expected) {
             if let PlainWorkerFrame::Event { event } = self.client.next_frame().await.unwrap()
                 && event["type"] == "token"
             {
@@ -75,7 +74,7 @@ impl ServedAgent {
         }
     }
 
-    async fn ended(&mut self) -> PlainRunEnd {
+    async fn wait_for_end(&mut self) -> PlainRunEnd {
         let mut text = String::new();
         loop {
             match self.client.next_frame().await.unwrap() {
@@ -98,7 +97,7 @@ async fn echo_serves_one_run_after_another() {
         served.run(word).await;
         let (text, result) = (word.to_owned(), Some(format!("echo: {word}")));
         assert_eq!(
-            served.ended().await,
+            served.wait_for_end().await,
             PlainRunEnd { status: PlainRunStatus::Completed, text, result, error: None }
         );
     }
@@ -110,7 +109,7 @@ async fn a_cancel_ends_the_run_also_before_its_agent_is_there() {
         let mut served = ServedAgent::start(agent).await;
         served.run("__sleep_ms:600000 never").await;
         served.client.cancel().await.unwrap();
-        assert_eq!(served.ended().await.status, PlainRunStatus::Cancelled, "{agent}");
+        assert_eq!(served.wait_for_end().await.status, PlainRunStatus::Cancelled, "{agent}");
     }
 }
 
@@ -118,13 +117,13 @@ async fn a_cancel_ends_the_run_also_before_its_agent_is_there() {
 async fn asks_become_approvals_and_messages_become_steers() {
     let mut served = ServedAgent::start("script").await;
     served.run(r#"[{"ask":{"tool":"Bash","input":{"command":"ls"}}},{"await_steer":20000}]"#).await;
-    let (id, body) = served.until_approval().await;
+    let (id, body) = served.wait_for_approval().await;
     assert_eq!((body.tool_name.as_str(), body.permission_type.as_str()), ("Bash", "tool"));
     assert_eq!(body.resource, "ls");
     served.client.reply_to_approval("not this", false).await.unwrap();
     served.client.reply_to_approval(id, true).await.unwrap();
     served.client.send_message("to the left").await.unwrap();
-    let ended = served.ended().await;
+    let ended = served.wait_for_end().await;
     assert_eq!(
         (ended.status, ended.text.as_str()),
         (PlainRunStatus::Completed, "allowedsteered: to the left")
@@ -135,7 +134,7 @@ async fn asks_become_approvals_and_messages_become_steers() {
 async fn a_server_ends_with_its_connection_and_leaves_no_agent() {
     let mut served = ServedAgent::start("script").await;
     served.run(r#"[{"say":"x"},{"question":{"prompt":"q"}}]"#).await;
-    served.until_approval().await;
+    served.wait_for_approval().await;
     served.client.close().await;
     assert!(served.child.wait().await.unwrap().success());
 }
@@ -143,17 +142,17 @@ async fn a_server_ends_with_its_connection_and_leaves_no_agent() {
 #[tokio::test]
 async fn a_question_is_put_as_an_approval_and_a_no_leaves_it_unanswered() {
     let mut served = ServedAgent::start("script").await;
-    for (question, approved, says) in [
+    for (question, approved, expected) in [
         (r#"{"prompt":"which?","options":["left","right"]}"#, true, "left"),
         (r#"{"prompt":"which?"}"#, true, "yes"),
         (r#"{"prompt":"which?","options":["left","right"]}"#, false, "denied: no answer given"),
     ] {
         served.run(&format!(r#"[{{"question":{question}}},{{"say":"."}}]"#)).await;
-        let (id, body) = served.until_approval().await;
+        let (id, body) = served.wait_for_approval().await;
         assert_eq!((body.permission_type.as_str(), body.question.as_str()), ("question", "which?"));
         served.client.reply_to_approval(id, approved).await.unwrap();
-        let ended = served.ended().await;
-        assert_eq!((ended.status, ended.text), (PlainRunStatus::Completed, format!("{says}.")));
+        let ended = served.wait_for_end().await;
+        assert_eq!((ended.status, ended.text), (PlainRunStatus::Completed, format!("{expected}.")));
     }
 }
 
@@ -161,27 +160,27 @@ async fn a_question_is_put_as_an_approval_and_a_no_leaves_it_unanswered() {
 async fn a_keeper_that_is_killed_is_an_error_of_the_run_and_leaves_nothing() {
     let mut served = ServedAgent::start("script").await;
     served.run(STUBBORN).await;
-    served.until_text("begun").await;
+    served.wait_for_text("begun").await;
     let (keeper, family) = served.family();
     assert!(family.len() > 1, "{family:?}");
     kill(keeper, Signal::KILL);
-    let ended = served.ended().await;
+    let ended = served.wait_for_end().await;
     assert_eq!(ended.status, PlainRunStatus::Error);
     assert!(ended.error.unwrap().contains("was lost"));
     assert!(!family.iter().any(procfs::is_alive), "{family:?}");
 
     served.run(r#"[{"say":"fine"}]"#).await;
-    assert_eq!(served.ended().await.text, "fine");
+    assert_eq!(served.wait_for_end().await.text, "fine");
 }
 
 #[tokio::test]
 async fn a_cancelled_run_that_does_not_stop_ends_when_nothing_of_it_is_left() {
     let mut served = ServedAgent::start("script").await;
     served.run(STUBBORN).await;
-    served.until_text("begun").await;
+    served.wait_for_text("begun").await;
     let (_, family) = served.family();
     served.client.cancel().await.unwrap();
-    assert_eq!(served.ended().await.status, PlainRunStatus::Cancelled);
+    assert_eq!(served.wait_for_end().await.status, PlainRunStatus::Cancelled);
     assert!(!family.iter().any(procfs::is_alive), "{family:?}");
     assert_eq!(procfs::children(served.child.id().unwrap()), [0; 0], "its keeper is gone as well");
 }

@@ -1,4 +1,4 @@
-//! A worker process and a daemon's side of it: what the suites start, attach, kill and look at.
+//! A worker process, and the daemon's side of its connection.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -20,19 +20,19 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
-/// Nothing here takes so long unless it never happens.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How often something is looked at that nobody tells us about.
-const LOOK: Duration = Duration::from_millis(5);
+/// Nothing here takes this long unless it never happens.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How often a condition is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A worker process in a home of its own.
+/// A worker process with a home of its own.
 pub(crate) struct WorkerUnderTest {
     pub(crate) home: TempDir,
     pub(crate) child: Child,
     id: String,
 }
 
-/// What a worker is started with, to be changed by a test.
+/// The specification of a worker, for a test to change.
 pub(crate) fn host_spec(home: &TempDir, id: &str, agents: Vec<AgentSpec>) -> WorkerHostSpec {
     WorkerHostSpec {
         id: id.to_owned(),
@@ -44,7 +44,7 @@ pub(crate) fn host_spec(home: &TempDir, id: &str, agents: Vec<AgentSpec>) -> Wor
     }
 }
 
-/// An agent of the worker `wrk_NAME`, whose mark is its own.
+/// The specification of an agent of the worker `wrk_NAME`, with a mark of its own.
 pub(crate) fn agent_spec(home: &TempDir, agent: &str, name: &str) -> AgentSpec {
     let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(home.path()).unwrap());
     AgentSpec {
@@ -63,7 +63,7 @@ pub(crate) fn secret() -> Secret {
 }
 
 impl WorkerUnderTest {
-    /// Starts a process of this description.
+    /// Starts a worker with this specification.
     pub(crate) async fn start(home: TempDir, spec: &WorkerHostSpec) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_worker-under-test"))
             .arg("__worker")
@@ -78,7 +78,7 @@ impl WorkerUnderTest {
         worker
     }
 
-    /// Starts a process with one agent, as a test changes its descriptions.
+    /// Starts a worker with one agent, after the test has changed the specification.
     pub(crate) async fn with(agent: &str, change: impl FnOnce(&mut WorkerHostSpec)) -> (Self, AgentSpec) {
         let home = tempfile::tempdir().unwrap();
         let spec = agent_spec(&home, agent, "one");
@@ -88,30 +88,40 @@ impl WorkerUnderTest {
         (Self::start(home, &host).await, spec)
     }
 
-    /// Starts a process with one agent and attaches to it.
+    /// Starts a worker with one agent, attaches to it, and waits until the agent is ready.
     pub(crate) async fn attached(
         agent: &str,
         change: impl FnOnce(&mut WorkerHostSpec),
     ) -> (Self, DaemonSide) {
         let (worker, spec) = Self::with(agent, change).await;
         let mut daemon = worker.attach(&spec, 0, None);
-        daemon.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
+        daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
         (worker, daemon)
     }
 
-    /// A daemon that has journalled everything up to `taken`.
-    pub(crate) fn attach(&self, spec: &AgentSpec, taken: u64, start: Option<Box<AgentSpec>>) -> DaemonSide {
-        DaemonSide { link: self.link(spec, taken, start), taken, number: taken, heard: Vec::new() }
+    /// Attaches a daemon that has journalled everything up to `journalled`.
+    pub(crate) fn attach(
+        &self,
+        spec: &AgentSpec,
+        journalled: u64,
+        start: Option<Box<AgentSpec>>,
+    ) -> DaemonSide {
+        DaemonSide {
+            link: self.link(spec, journalled, start),
+            journalled,
+            number: journalled,
+            unread: Vec::new(),
+        }
     }
 
-    /// The same daemon after a crash: what it has journalled it knows, all else is to be said again.
+    /// Attaches the same daemon after a crash: it knows what it has journalled, and gets everything after that again.
     pub(crate) fn attach_again(&self, spec: &AgentSpec, daemon: DaemonSide) -> DaemonSide {
-        let DaemonSide { link, taken, .. } = daemon;
+        let DaemonSide { link, journalled, .. } = daemon;
         drop(link);
-        DaemonSide { link: self.link(spec, taken, None), ..daemon }
+        DaemonSide { link: self.link(spec, journalled, None), ..daemon }
     }
 
-    fn link(&self, spec: &AgentSpec, taken: u64, start: Option<Box<AgentSpec>>) -> AgentLink {
+    fn link(&self, spec: &AgentSpec, journalled: u64, start: Option<Box<AgentSpec>>) -> AgentLink {
         let route = TestWorkerRoute {
             dir: self.home.path().to_owned(),
             id: self.id.clone(),
@@ -121,7 +131,7 @@ impl WorkerUnderTest {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
             secret: secret(),
-            journalled: UpdateNumber(taken),
+            journalled: UpdateNumber(journalled),
             software: "test".to_owned(),
             start,
         };
@@ -136,19 +146,18 @@ impl WorkerUnderTest {
         kill(self.pid(), signal);
     }
 
-    /// Waits for the end of the process.
-    pub(crate) async fn ended(&mut self) -> ExitStatus {
-        tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap().unwrap()
+    pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
+        tokio::time::timeout(WAIT_MAX, self.child.wait()).await.unwrap().unwrap()
     }
 
     pub(crate) fn spool(&self, spec: &AgentSpec) -> PathBuf {
         FileSpool::folder(self.home.path(), &spec.worker)
     }
 
-    /// What the spool holds, after this number.
-    pub(crate) fn remains(&self, spec: &AgentSpec, after: u64) -> Vec<AgentUpdate> {
-        let remains = FileSpool::read_undelivered(&self.spool(spec), UpdateNumber(after)).unwrap();
-        remains.into_iter().map(|thing| thing.update).collect()
+    /// The updates in the spool after this number.
+    pub(crate) fn spooled_updates(&self, spec: &AgentSpec, after: u64) -> Vec<AgentUpdate> {
+        let updates = FileSpool::read_undelivered(&self.spool(spec), UpdateNumber(after)).unwrap();
+        updates.into_iter().map(|numbered| numbered.update).collect()
     }
 }
 
@@ -157,22 +166,22 @@ pub(crate) fn kill(pid: u32, signal: qd_keeper::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-/// Waits until it is so.
-pub(crate) async fn eventually(mut is_so: impl FnMut() -> bool) {
-    let look = async {
-        while !is_so() {
-            tokio::time::sleep(LOOK).await;
+/// Waits until a condition is true.
+pub(crate) async fn eventually(mut condition: impl FnMut() -> bool) {
+    let poll = async {
+        while !condition() {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
-    tokio::time::timeout(PATIENCE, look).await.expect("it never came to be so");
+    tokio::time::timeout(WAIT_MAX, poll).await.expect("the condition never became true");
 }
 
-/// Waits until nothing lives that the agent started.
-pub(crate) async fn nothing_left_of(spec: &AgentSpec) {
+/// Waits until no process of the agent is alive.
+pub(crate) async fn wait_until_all_exited(spec: &AgentSpec) {
     eventually(|| procfs::find_marked(&spec.mark).is_empty()).await;
 }
 
-/// Everything below a folder, as one text.
+/// The content of all files below a folder, as one text.
 pub(crate) fn all_text(folder: &Path) -> String {
     let mut text = String::new();
     for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -186,7 +195,7 @@ pub(crate) fn all_text(folder: &Path) -> String {
     text
 }
 
-/// The way to the worker.
+/// Dials the worker.
 struct TestWorkerRoute {
     dir: PathBuf,
     id: String,
@@ -206,8 +215,8 @@ impl WorkerConnector for TestWorkerRoute {
             subprotocol: Some(v1::SUBPROTOCOL.to_owned()),
             token: None,
         };
-        let wire: Box<dyn ByteStream> = Box::new(stream);
-        match Socket::connect(wire, &upgrade).await {
+        let stream: Box<dyn ByteStream> = Box::new(stream);
+        match Socket::connect(stream, &upgrade).await {
             Ok((socket, true)) => Ok(socket),
             _ => Err(WorkerUnreachable::RetryLater),
         }
@@ -218,28 +227,28 @@ impl WorkerConnector for TestWorkerRoute {
     }
 }
 
-/// A daemon's side of one session: journals what it hears in memory, and acknowledges it.
+/// The daemon's side of one session: journals the updates in memory, and acknowledges them.
 pub(crate) struct DaemonSide {
     pub(crate) link: AgentLink,
-    /// The last number that is in the journal.
-    pub(crate) taken: u64,
+    /// The number of the last update in the journal.
+    pub(crate) journalled: u64,
     number: u64,
-    /// Heard and not looked at yet, in reverse.
-    heard: Vec<AgentUpdate>,
+    /// Updates received but not yet returned, in reverse order.
+    unread: Vec<AgentUpdate>,
 }
 
-/// The answer of a turn, and how it ended.
+/// The text of a turn, and its outcome.
 pub(crate) struct TurnEnd {
     pub(crate) text: String,
     pub(crate) outcome: TurnOutcome,
 }
 
-pub(crate) fn run(name: &str) -> RunId {
+pub(crate) fn run_id(name: &str) -> RunId {
     RunId::parse(name).unwrap()
 }
 
 impl DaemonSide {
-    fn next(&mut self) -> EventNumber {
+    fn next_number(&mut self) -> EventNumber {
         self.number += 1;
         EventNumber(self.number)
     }
@@ -249,64 +258,66 @@ impl DaemonSide {
     }
 
     pub(crate) fn prompt_within(&mut self, name: &str, prompt: &str, limits: TurnLimits) {
-        let number = self.next();
+        let number = self.next_number();
         let (files, messages) = (Vec::new(), Vec::new());
         let prompt = prompt.to_owned();
-        self.link.send(AgentCommand::Prompt { number, run: run(name), prompt, files, messages, limits });
+        self.link.send(AgentCommand::Prompt { number, run: run_id(name), prompt, files, messages, limits });
     }
 
     pub(crate) fn cancel(&mut self, name: &str) {
-        let number = self.next();
-        self.link.send(AgentCommand::Cancel { number, run: run(name) });
+        let number = self.next_number();
+        self.link.send(AgentCommand::Cancel { number, run: run_id(name) });
     }
 
     pub(crate) fn kill(&mut self, name: &str) {
-        self.link.send(AgentCommand::Kill { number: EventNumber(self.number), run: run(name) });
+        self.link.send(AgentCommand::Kill { number: EventNumber(self.number), run: run_id(name) });
     }
 
-    pub(crate) async fn hear(&mut self) -> AgentUpdate {
+    pub(crate) async fn next_update(&mut self) -> AgentUpdate {
         loop {
-            if let Some(up) = self.heard.pop() {
-                return up;
+            if let Some(update) = self.unread.pop() {
+                return update;
             }
-            match tokio::time::timeout(PATIENCE, self.link.next_event()).await.expect("nothing is heard") {
-                LinkEvent::Updates(said) => self.take(said),
+            match tokio::time::timeout(WAIT_MAX, self.link.next_event()).await.expect("no update arrived") {
+                LinkEvent::Updates(updates) => self.take(updates),
                 LinkEvent::Attached { .. } | LinkEvent::Disconnected => {}
                 LinkEvent::Gone(gone) => panic!("the worker is gone: {gone:?}"),
             }
         }
     }
 
-    /// Everything up to what is waited for, and that.
-    pub(crate) async fn until(&mut self, is_it: impl Fn(&AgentUpdate) -> bool) -> Vec<AgentUpdate> {
-        let mut ups = Vec::new();
+    /// Collects all updates up to and including the first that matches.
+    pub(crate) async fn wait_for(&mut self, matches: impl Fn(&AgentUpdate) -> bool) -> Vec<AgentUpdate> {
+        let mut updates = Vec::new();
         loop {
-            let up = self.hear().await;
-            let found = is_it(&up);
-            ups.push(up);
+            let update = self.next_update().await;
+            let found = matches(&update);
+            updates.push(update);
             if found {
-                return ups;
+                return updates;
             }
         }
     }
 
-    /// Waits for these words of the answer.
-    pub(crate) async fn until_text(&mut self, wanted: &str) -> String {
+    /// Waits for this text in the answer.
+    pub(crate) async fn wait_for_text(&mut self, expected: &str) -> String {
         let mut text = String::new();
-        while !text.contains(wanted) {
-            if let AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } = self.hear().await {
+        while !text.contains(expected) {
+            if let AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } =
+                self.next_update().await
+            {
                 text.push_str(&piece);
             }
         }
         text
     }
 
-    /// Hears everything until the terminal of this run.
-    pub(crate) async fn ended(&mut self, name: &str) -> TurnEnd {
+    /// Waits for the terminal of this run.
+    pub(crate) async fn wait_for_end(&mut self, name: &str) -> TurnEnd {
         let mut text = String::new();
         loop {
-            match self.hear().await {
-                AgentUpdate::Terminal { run: ended, outcome } if ended == run(name) => {
+            match self.next_update().await {
+                AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
                     return TurnEnd { text, outcome };
                 }
                 AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } => text.push_str(&piece),
@@ -315,36 +326,36 @@ impl DaemonSide {
         }
     }
 
-    /// The agent's last word.
-    pub(crate) async fn gone(&mut self) -> AgentExitReason {
-        match self.until(|up| matches!(up, AgentUpdate::Gone(_))).await.pop() {
+    /// Waits for the agent's `Gone`, and returns its reason.
+    pub(crate) async fn wait_for_gone(&mut self) -> AgentExitReason {
+        match self.wait_for(|update| matches!(update, AgentUpdate::Gone(_))).await.pop() {
             Some(AgentUpdate::Gone(gone)) => gone,
-            other => panic!("heard {other:?}"),
+            other => panic!("unexpected update: {other:?}"),
         }
     }
 
-    /// What the link itself finds out, and what was heard before it.
-    pub(crate) async fn lost(&mut self) -> (Vec<AgentUpdate>, AgentExitReason) {
-        let mut ups: Vec<AgentUpdate> = std::mem::take(&mut self.heard).into_iter().rev().collect();
+    /// Waits until the link itself finds that the agent is gone. Also returns the updates before that.
+    pub(crate) async fn wait_for_loss(&mut self) -> (Vec<AgentUpdate>, AgentExitReason) {
+        let mut updates: Vec<AgentUpdate> = std::mem::take(&mut self.unread).into_iter().rev().collect();
         loop {
-            match tokio::time::timeout(PATIENCE, self.link.next_event()).await.expect("nothing is heard") {
-                LinkEvent::Updates(said) => {
-                    self.take(said);
-                    ups.extend(std::mem::take(&mut self.heard).into_iter().rev());
+            match tokio::time::timeout(WAIT_MAX, self.link.next_event()).await.expect("no update arrived") {
+                LinkEvent::Updates(received) => {
+                    self.take(received);
+                    updates.extend(std::mem::take(&mut self.unread).into_iter().rev());
                 }
                 LinkEvent::Attached { .. } | LinkEvent::Disconnected => {}
-                LinkEvent::Gone(gone) => return (ups, gone),
+                LinkEvent::Gone(gone) => return (updates, gone),
             }
         }
     }
 
-    /// Numbers have no hole and no repeat; what was heard is acknowledged at once.
-    fn take(&mut self, said: Vec<NumberedUpdate>) {
-        for thing in &said {
-            self.taken += 1;
-            assert_eq!(thing.number.0, self.taken, "{:?}", thing.update);
+    /// Checks that numbers have no gap and no repeat, and acknowledges the updates at once.
+    fn take(&mut self, updates: Vec<NumberedUpdate>) {
+        for numbered in &updates {
+            self.journalled += 1;
+            assert_eq!(numbered.number.0, self.journalled, "{:?}", numbered.update);
         }
-        self.link.ack(UpdateNumber(self.taken));
-        self.heard = said.into_iter().rev().map(|thing| thing.update).collect();
+        self.link.ack(UpdateNumber(self.journalled));
+        self.unread = updates.into_iter().rev().map(|numbered| numbered.update).collect();
     }
 }

@@ -1,5 +1,5 @@
-//! Promises of the worker process, shown with real processes: this suite stands where the daemon would, on the other
-//! end of the worker's socket.
+//! Promises of the worker process, tested with real processes. The tests take the daemon's part at the other end of the
+//! worker's socket.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod claude;

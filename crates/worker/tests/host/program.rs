@@ -1,5 +1,5 @@
-//! What `qd` is to its workers, and nothing else: the suites beside this file start it where the daemon would start
-//! `qd __worker`, and the worker starts it as its keeper and its scripted agent. `serve AGENT` is `qd worker`.
+//! Stands in for `qd`: the tests start it as the daemon would start `qd __worker`, and the worker starts it as its
+//! keeper and its scripted agent. `serve AGENT` stands in for `qd worker`.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves an agent to anybody, says where, and ends with the first connection.
+/// Serves an agent to any client, prints its address, and exits after the first connection.
 fn serve(agent: &str) -> Option<()> {
     let executor = qd_worker::executor(qd_catalog::Catalog::built_in().get(agent)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;

@@ -1,4 +1,4 @@
-//! While a worker lives: turns, breaks of the connection, processes, rest.
+//! While a worker runs: turns, broken connections, processes, and stopping idle agents.
 
 use std::os::fd::AsRawFd;
 
@@ -6,9 +6,11 @@ use qd_keeper::{Signal, procfs};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnLimits, TurnStopReason, TurnUpdate};
 use qd_protocol::worker::AgentSpec;
 
-use crate::harness::{WorkerUnderTest, agent_spec, all_text, eventually, host_spec, kill, nothing_left_of};
+use crate::harness::{
+    WorkerUnderTest, agent_spec, all_text, eventually, host_spec, kill, wait_until_all_exited,
+};
 
-/// A process that pays no heed to being asked to end.
+/// Starts a process that ignores SIGTERM.
 const STUBBORN: &str = r#"{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}}"#;
 
 #[tokio::test]
@@ -20,10 +22,10 @@ async fn every_chunk_is_heard_once_however_often_the_daemon_goes_away() {
     daemon.prompt("a", &format!("[{}]", steps.join(",")));
     let mut text = String::new();
     for stop_at in (50..CHUNKS).step_by(50) {
-        text.push_str(&daemon.until_text(&format!("{stop_at};")).await);
+        text.push_str(&daemon.wait_for_text(&format!("{stop_at};")).await);
         daemon = worker.attach_again(&spec, daemon);
     }
-    let ended = daemon.ended("a").await;
+    let ended = daemon.wait_for_end("a").await;
     text.push_str(&ended.text);
     assert_eq!(ended.outcome.stop, TurnStopReason::EndTurn);
     assert_eq!(text, (0..CHUNKS).map(|n| format!("{n};")).collect::<String>());
@@ -34,16 +36,16 @@ async fn a_cancelled_turn_ends_when_all_that_it_started_is_gone_and_says_how_man
     let (worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", &format!(r#"[{STUBBORN},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#));
-    daemon.until_text("begun").await;
+    daemon.wait_for_text("begun").await;
     assert!(procfs::find_marked(&spec.mark).len() >= 3);
     daemon.cancel("a");
-    let ended = daemon.ended("a").await;
+    let ended = daemon.wait_for_end("a").await;
     assert_eq!(ended.outcome.stop, TurnStopReason::Cancelled);
     assert!(ended.outcome.processes.killed >= 2, "{:?}", ended.outcome.processes);
     assert_eq!(ended.outcome.processes.survivors, 0);
     assert_eq!(procfs::find_marked(&spec.mark).len(), 1, "only the agent is left");
     daemon.prompt("b", r#"[{"say":"fine"}]"#);
-    assert_eq!(daemon.ended("b").await.text, "fine");
+    assert_eq!(daemon.wait_for_end("b").await.text, "fine");
 }
 
 #[tokio::test]
@@ -54,15 +56,15 @@ async fn a_kill_ends_a_turn_that_ignores_its_cancel_and_the_agent_with_it() {
         "a",
         &format!(r#"[{{"ignore_cancel":true}},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#),
     );
-    daemon.until_text("begun").await;
+    daemon.wait_for_text("begun").await;
     daemon.cancel("a");
     daemon.kill("a");
-    let ended = daemon.ended("a").await;
+    let ended = daemon.wait_for_end("a").await;
     assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (TurnStopReason::Cancelled, 0));
     assert!(ended.outcome.processes.killed >= 2);
     assert!(procfs::find_marked(&spec.mark).is_empty());
-    assert_eq!(daemon.gone().await, AgentExitReason::Stopped);
-    assert!(worker.ended().await.success());
+    assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
+    assert!(worker.wait_for_exit().await.success());
     assert!(!worker.home.path().join("spool").exists());
 }
 
@@ -71,20 +73,20 @@ async fn an_agent_that_exits_in_its_turn_is_gone_with_its_status_and_its_process
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", &format!(r#"[{STUBBORN},{{"say":"bye"}},{{"exit":3}}]"#));
-    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("it failed") };
     assert_eq!((error.code.as_str(), error.exit_status), ("agent_exited", Some(3)));
     assert!(procfs::find_marked(&spec.mark).is_empty());
-    assert!(worker.ended().await.success());
+    assert!(worker.wait_for_exit().await.success());
 }
 
 #[tokio::test]
 async fn an_idle_agent_rests_and_leaves_nothing_if_its_turns_left_nothing() {
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     daemon.prompt("a", r#"[{"say":"x"}]"#);
-    daemon.ended("a").await;
+    daemon.wait_for_end("a").await;
     daemon.link.rest_agent();
-    assert_eq!(daemon.gone().await, AgentExitReason::Stopped);
-    assert!(worker.ended().await.success());
+    assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
+    assert!(worker.wait_for_exit().await.success());
     assert_eq!(std::fs::read_dir(worker.home.path()).unwrap().count(), 0);
 }
 
@@ -93,23 +95,23 @@ async fn what_a_turn_left_on_purpose_outlives_the_agents_rest_and_dies_with_the_
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
-    let said = daemon.ended("a").await.text;
-    let left: u32 = said.trim().strip_prefix("pid ").unwrap().parse().unwrap();
+    let text = daemon.wait_for_end("a").await.text;
+    let leftover: u32 = text.trim().strip_prefix("pid ").unwrap().parse().unwrap();
     daemon.link.rest_agent();
-    daemon.until(|up| *up == AgentUpdate::Rested).await;
+    daemon.wait_for(|update| *update == AgentUpdate::Rested).await;
     let alive: Vec<u32> = procfs::find_marked(&spec.mark).into_iter().map(|process| process.pid).collect();
-    assert_eq!(alive, [left]);
+    assert_eq!(alive, [leftover]);
 
     daemon.link.start_agent(Box::new(spec.clone()));
-    daemon.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
+    daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
     daemon.prompt("b", r#"[{"say":"awake"}]"#);
-    assert_eq!(daemon.ended("b").await.text, "awake");
-    assert!(procfs::find_marked(&spec.mark).iter().any(|process| process.pid == left));
+    assert_eq!(daemon.wait_for_end("b").await.text, "awake");
+    assert!(procfs::find_marked(&spec.mark).iter().any(|process| process.pid == leftover));
 
     daemon.link.close();
-    assert_eq!(daemon.gone().await, AgentExitReason::Stopped);
+    assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
     assert!(procfs::find_marked(&spec.mark).is_empty());
-    assert!(worker.ended().await.success());
+    assert!(worker.wait_for_exit().await.success());
 }
 
 #[tokio::test]
@@ -117,69 +119,71 @@ async fn what_an_earlier_turn_left_outlives_a_killed_turn_a_crash_and_an_agent_t
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
-    let said = daemon.ended("a").await.text;
-    let left: u32 = said.trim().strip_prefix("pid ").unwrap().parse().unwrap();
+    let text = daemon.wait_for_end("a").await.text;
+    let leftover: u32 = text.trim().strip_prefix("pid ").unwrap().parse().unwrap();
     let alive = || procfs::find_marked(&spec.mark).into_iter().map(|process| process.pid).collect::<Vec<_>>();
 
     let busy = r#"[{"ignore_cancel":true},{"spawn":{"argv":["sleep","601"],"setsid":true}},{"say":" begun"},{"sleep_ms":600000}]"#;
     daemon.prompt("killed", busy);
-    daemon.until_text("begun").await;
+    daemon.wait_for_text("begun").await;
     daemon.cancel("killed");
     daemon.kill("killed");
-    let outcome = daemon.ended("killed").await.outcome;
+    let outcome = daemon.wait_for_end("killed").await.outcome;
     assert_eq!((outcome.stop, outcome.agent_ends), (TurnStopReason::Cancelled, true));
     assert_eq!((outcome.processes.killed, outcome.processes.survivors), (1, 0), "what the turn started");
-    daemon.until(|up| *up == AgentUpdate::Rested).await;
-    assert_eq!(alive(), [left]);
+    daemon.wait_for(|update| *update == AgentUpdate::Rested).await;
+    assert_eq!(alive(), [leftover]);
 
     daemon.link.start_agent(Box::new(spec.clone()));
-    daemon.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
+    daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
     daemon.prompt("crashes", r#"[{"spawn":{"argv":["sleep","601"],"setsid":true}},{"exit":3}]"#);
-    let outcome = daemon.ended("crashes").await.outcome;
+    let outcome = daemon.wait_for_end("crashes").await.outcome;
     assert_eq!((outcome.stop, outcome.processes.killed), (TurnStopReason::Error, 1));
     assert_eq!(outcome.error.unwrap().exit_status, Some(3));
-    daemon.until(|up| *up == AgentUpdate::Rested).await;
-    assert_eq!(alive(), [left]);
+    daemon.wait_for(|update| *update == AgentUpdate::Rested).await;
+    assert_eq!(alive(), [leftover]);
 
     daemon.link.start_agent(Box::new(spec.clone()));
-    daemon.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
+    daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
     daemon.prompt("b", r#"[{"say":"awake"}]"#);
-    daemon.ended("b").await;
-    let agent = alive().into_iter().find(|pid| *pid != left).unwrap();
+    daemon.wait_for_end("b").await;
+    let agent = alive().into_iter().find(|pid| *pid != leftover).unwrap();
     kill(agent, Signal::KILL);
-    daemon.until(|up| matches!(up, AgentUpdate::Turn { update: TurnUpdate::Notice { .. }, .. })).await;
-    assert_eq!(alive(), [left]);
+    daemon
+        .wait_for(|update| matches!(update, AgentUpdate::Turn { update: TurnUpdate::Notice { .. }, .. }))
+        .await;
+    assert_eq!(alive(), [leftover]);
     daemon.prompt("c", r#"[{"say":"again"}]"#);
-    assert_eq!(daemon.ended("c").await.text, "again");
-    assert!(alive().contains(&left));
+    assert_eq!(daemon.wait_for_end("c").await.text, "again");
+    assert!(alive().contains(&leftover));
 
     daemon.link.close();
-    assert_eq!(daemon.gone().await, AgentExitReason::Stopped);
+    assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
     assert_eq!(alive(), [0; 0]);
-    assert!(worker.ended().await.success());
+    assert!(worker.wait_for_exit().await.success());
 }
 
 #[tokio::test]
 async fn after_a_failed_resume_the_new_conversation_is_the_one_that_goes_on() {
     let memory = tempfile::tempdir().unwrap();
-    let remembers = |spec: &mut AgentSpec, id: Option<String>| {
+    let set_conversation = |spec: &mut AgentSpec, id: Option<String>| {
         spec.env.insert("QD_SCRIPT_STATE".to_owned(), memory.path().to_str().unwrap().to_owned());
         spec.agent_session_id = id;
     };
     let mut id = Some("forgotten".to_owned());
     for (round, notices) in [(0, 1), (1, 0), (2, 0)] {
         let (worker, spec) =
-            WorkerUnderTest::with("script", |host| remembers(&mut host.agents[0], id.clone())).await;
+            WorkerUnderTest::with("script", |host| set_conversation(&mut host.agents[0], id.clone())).await;
         let mut daemon = worker.attach(&spec, 0, None);
-        let ready = daemon.until(|up| matches!(up, AgentUpdate::Ready { .. })).await.pop();
+        let ready = daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await.pop();
         let Some(AgentUpdate::Ready { agent_session_id, .. }) = ready else { panic!("ready") };
         assert_eq!(agent_session_id == id, round > 0, "{round}");
         id = agent_session_id;
         daemon.prompt("a", r#"[{"say":"x"}]"#);
-        let said = daemon.until(|up| matches!(up, AgentUpdate::Terminal { .. })).await;
-        let noticed = said
+        let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::Terminal { .. })).await;
+        let noticed = updates
             .iter()
-            .filter(|up| matches!(up, AgentUpdate::Turn { update: TurnUpdate::Notice { .. }, .. }));
+            .filter(|update| matches!(update, AgentUpdate::Turn { update: TurnUpdate::Notice { .. }, .. }));
         assert_eq!(noticed.count(), notices, "{round}");
     }
 }
@@ -198,15 +202,21 @@ async fn a_secret_reaches_neither_the_daemon_nor_the_spool() {
         {{"tool":{{"name":"T","input":{{"key":"{CANARY}"}},"output":"{CANARY}"}}}},{{"question":{{"prompt":"{CANARY}?"}}}}]"#
     );
     daemon.prompt("a", &script);
-    let taken = daemon.taken;
+    let journalled = daemon.journalled;
     daemon.link.detach().await;
-    eventually(|| worker.remains(&spec, taken).iter().any(|up| matches!(up, AgentUpdate::Ask { .. }))).await;
-    let kept = all_text(&worker.spool(&spec));
-    assert!(!kept.contains(CANARY) && !kept.contains(tail), "{kept}");
-    let mut daemon = worker.attach(&spec, taken, None);
-    assert!(daemon.until_text(">").await.ends_with("<[API_KEY redacted]>"));
-    let heard = format!("{:?}", daemon.until(|up| matches!(up, AgentUpdate::Ask { .. })).await);
-    assert!(heard.contains("[API_KEY redacted]") && !heard.contains(tail), "{heard}");
+    eventually(|| {
+        worker
+            .spooled_updates(&spec, journalled)
+            .iter()
+            .any(|update| matches!(update, AgentUpdate::Ask { .. }))
+    })
+    .await;
+    let spooled = all_text(&worker.spool(&spec));
+    assert!(!spooled.contains(CANARY) && !spooled.contains(tail), "{spooled}");
+    let mut daemon = worker.attach(&spec, journalled, None);
+    assert!(daemon.wait_for_text(">").await.ends_with("<[API_KEY redacted]>"));
+    let received = format!("{:?}", daemon.wait_for(|update| matches!(update, AgentUpdate::Ask { .. })).await);
+    assert!(received.contains("[API_KEY redacted]") && !received.contains(tail), "{received}");
 }
 
 #[tokio::test]
@@ -216,31 +226,32 @@ async fn a_run_over_its_time_is_stopped_while_no_daemon_lives() {
     let limits = TurnLimits { timeout_ms: Some(200), grace_ms: Some(100), ..TurnLimits::default() };
     let script = format!(r#"[{{"ignore_cancel":true}},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#);
     daemon.prompt_within("a", &script, limits);
-    daemon.until_text("begun").await;
-    let taken = daemon.taken;
+    daemon.wait_for_text("begun").await;
+    let journalled = daemon.journalled;
     drop(daemon);
-    nothing_left_of(&spec).await;
-    let mut daemon = worker.attach(&spec, taken, None);
-    let ended = daemon.ended("a").await;
+    wait_until_all_exited(&spec).await;
+    let mut daemon = worker.attach(&spec, journalled, None);
+    let ended = daemon.wait_for_end("a").await;
     assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (TurnStopReason::Timeout, 0));
-    assert_eq!(daemon.gone().await, AgentExitReason::Stopped);
+    assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
 }
 
 #[tokio::test]
-async fn a_worker_keeps_nothing_open_that_its_daemon_had_and_all_are_called_by_their_parts() {
+async fn a_worker_inherits_no_descriptors_and_every_process_is_named_by_its_role() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let socket = std::fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).unwrap();
     let (worker, _daemon) = WorkerUnderTest::attached("script", |_| {}).await;
-    let family = [vec![worker.pid()], procfs::descendants(worker.pid()).iter().map(|one| one.pid).collect()];
+    let family =
+        [vec![worker.pid()], procfs::descendants(worker.pid()).iter().map(|process| process.pid).collect()];
     for (pid, name) in family.concat().into_iter().zip(["qd-worker", "qd-keeper", "qd-script"]) {
-        let held = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-        let held: Vec<_> =
-            held.map(|fd| std::fs::read_link(fd.unwrap().path()).unwrap_or_default()).collect();
-        assert!(!held.contains(&socket), "{name}: {held:?}");
+        let open_files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let open_files: Vec<_> =
+            open_files.map(|fd| std::fs::read_link(fd.unwrap().path()).unwrap_or_default()).collect();
+        assert!(!open_files.contains(&socket), "{name}: {open_files:?}");
         assert_eq!(procfs::name(pid).as_deref(), Some(name));
-        let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
-        assert!(pid == worker.pid() || words.starts_with("qd\0__"), "{words}");
+        let command_line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        assert!(pid == worker.pid() || command_line.starts_with("qd\0__"), "{command_line}");
     }
 }
 
@@ -250,19 +261,20 @@ async fn sessions_that_share_a_worker_come_and_go_by_themselves() {
     let host = host_spec(&home, "shared-1", Vec::new());
     let specs = ["one", "two"].map(|name| agent_spec(&home, "echo", name));
     let worker = WorkerUnderTest::start(home, &host).await;
-    let [mut one, mut two] = [0, 1].map(|at| worker.attach(&specs[at], 0, Some(Box::new(specs[at].clone()))));
-    for daemon in [&mut one, &mut two] {
+    let [mut first, mut second] =
+        [0, 1].map(|at| worker.attach(&specs[at], 0, Some(Box::new(specs[at].clone()))));
+    for daemon in [&mut first, &mut second] {
         daemon.prompt("a", "hello you");
-        let ended = daemon.ended("a").await;
+        let ended = daemon.wait_for_end("a").await;
         assert_eq!(
             (ended.text.as_str(), ended.outcome.text.as_deref()),
             ("hello you", Some("echo: hello you"))
         );
     }
-    one.link.close();
-    assert_eq!(one.gone().await, AgentExitReason::Stopped);
-    two.prompt("b", "still here");
-    assert_eq!(two.ended("b").await.text, "still here");
+    first.link.close();
+    assert_eq!(first.wait_for_gone().await, AgentExitReason::Stopped);
+    second.prompt("b", "still here");
+    assert_eq!(second.wait_for_end("b").await.text, "still here");
 }
 
 #[tokio::test]
@@ -272,7 +284,7 @@ async fn an_agent_that_refuses_to_begin_is_quoted_from_its_stderr() {
     })
     .await;
     let mut daemon = worker.attach(&spec, 0, None);
-    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("it failed") };
     assert_eq!(error.code, "agent_failed_to_start");
     assert_eq!(error.stderr, ["SCRIPT_READY_MS must be a whole number of milliseconds"], "{error:?}");
 }
@@ -281,7 +293,7 @@ async fn an_agent_that_refuses_to_begin_is_quoted_from_its_stderr() {
 async fn an_agent_that_nobody_knows_is_gone_at_once() {
     let (mut worker, spec) = WorkerUnderTest::with("nobody", |_| {}).await;
     let mut daemon = worker.attach(&spec, 0, None);
-    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("it failed") };
     assert_eq!(error.code, "unknown_agent");
-    assert!(worker.ended().await.success());
+    assert!(worker.wait_for_exit().await.success());
 }

@@ -1,13 +1,13 @@
-//! How workers end: killed, abandoned, asked to. Whatever it is, nothing of the agent lives on and nothing that it said
-//! is lost.
+//! How workers end: killed, abandoned, or asked to. In every case no process of the agent survives and none of its
+//! updates are lost.
 
 use qd_keeper::{Signal, procfs};
 use qd_link::record::{is_worker_alive, read_records};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnUpdate};
 
-use crate::harness::{WorkerUnderTest, agent_spec, eventually, kill, nothing_left_of};
+use crate::harness::{WorkerUnderTest, agent_spec, eventually, kill, wait_until_all_exited};
 
-/// Leaves a process of its own behind, then talks, then waits.
+/// Leaves a process behind, then sends text, then waits.
 const BUSY: &str = r#"[{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true}},{"say":" begun"},{"sleep_ms":600000}]"#;
 
 #[tokio::test]
@@ -15,21 +15,21 @@ async fn a_worker_that_is_killed_leaves_what_it_said_and_nothing_alive() {
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", BUSY);
-    daemon.until_text("begun").await;
-    let taken = daemon.taken;
+    daemon.wait_for_text("begun").await;
+    let journalled = daemon.journalled;
     drop(daemon);
     worker.signal(Signal::KILL);
-    worker.ended().await;
-    nothing_left_of(&spec).await;
+    worker.wait_for_exit().await;
+    wait_until_all_exited(&spec).await;
     assert!(!is_worker_alive(worker.home.path(), "wrk_one"));
     assert_eq!(read_records(worker.home.path()).len(), 1, "its record tells who it was");
 
-    let said = worker.remains(&spec, 0);
-    assert!(matches!(said[..], [AgentUpdate::Ready { .. }, ..]) || taken > 0);
-    let mut late = worker.attach(&spec, taken - 1, None);
-    let (ups, gone) = late.lost().await;
+    let spooled = worker.spooled_updates(&spec, 0);
+    assert!(matches!(spooled[..], [AgentUpdate::Ready { .. }, ..]) || journalled > 0);
+    let mut late = worker.attach(&spec, journalled - 1, None);
+    let (updates, gone) = late.wait_for_loss().await;
     assert_eq!(gone, AgentExitReason::Lost);
-    assert_eq!(ups.len(), 1, "what was not known to be journalled: {ups:?}");
+    assert_eq!(updates.len(), 1, "what was not known to be journalled: {updates:?}");
 }
 
 #[tokio::test]
@@ -37,26 +37,31 @@ async fn a_run_that_ends_while_no_daemon_lives_has_its_end_in_the_spool_of_a_kil
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", r#"[{"say":"begun "},{"sleep_ms":50},{"say":"done"}]"#);
-    daemon.until_text("begun").await;
-    let taken = daemon.taken;
+    daemon.wait_for_text("begun").await;
+    let journalled = daemon.journalled;
     drop(daemon);
-    eventually(|| worker.remains(&spec, taken).iter().any(|up| matches!(up, AgentUpdate::Terminal { .. })))
-        .await;
+    eventually(|| {
+        worker
+            .spooled_updates(&spec, journalled)
+            .iter()
+            .any(|update| matches!(update, AgentUpdate::Terminal { .. }))
+    })
+    .await;
     worker.signal(Signal::KILL);
-    worker.ended().await;
-    let mut daemon = worker.attach(&spec, taken, None);
-    let (ups, gone) = daemon.lost().await;
+    worker.wait_for_exit().await;
+    let mut daemon = worker.attach(&spec, journalled, None);
+    let (updates, gone) = daemon.wait_for_loss().await;
     assert_eq!(gone, AgentExitReason::Lost);
     assert!(
-        matches!(&ups[0], AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } if text == "done"),
-        "{ups:?}"
+        matches!(&updates[0], AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } if text == "done"),
+        "{updates:?}"
     );
-    assert!(matches!(&ups[1], AgentUpdate::Terminal { .. }));
+    assert!(matches!(&updates[1], AgentUpdate::Terminal { .. }));
 }
 
 #[tokio::test]
 async fn an_agent_that_nobody_comes_for_is_ended_cleanly_and_its_words_stay() {
-    // Time enough for the daemon to come at all, where only that is waited for.
+    // Where only the idle limit is tested, it leaves the daemon enough time to attach at all.
     for (busy_ms, idle_ms, prompt) in [(100, 600_000, Some(BUSY)), (600_000, 2_000, None)] {
         let (mut worker, spec) = WorkerUnderTest::with("script", |host| {
             host.orphan_busy_ms = busy_ms;
@@ -64,21 +69,24 @@ async fn an_agent_that_nobody_comes_for_is_ended_cleanly_and_its_words_stay() {
         })
         .await;
         let mut daemon = worker.attach(&spec, 0, None);
-        daemon.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
+        daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
         if let Some(prompt) = prompt {
             daemon.prompt("a", prompt);
-            daemon.until_text("begun").await;
+            daemon.wait_for_text("begun").await;
         }
-        let taken = daemon.taken;
+        let journalled = daemon.journalled;
         drop(daemon);
-        assert!(worker.ended().await.success());
+        assert!(worker.wait_for_exit().await.success());
         assert!(procfs::find_marked(&spec.mark).is_empty());
-        assert_eq!(worker.remains(&spec, taken), [AgentUpdate::Gone(AgentExitReason::Stopped)]);
+        assert_eq!(worker.spooled_updates(&spec, journalled), [AgentUpdate::Gone(AgentExitReason::Stopped)]);
         assert!(
             read_records(worker.home.path()).is_empty() && !is_worker_alive(worker.home.path(), "wrk_one")
         );
-        let (ups, gone) = worker.attach(&spec, taken, None).lost().await;
-        assert_eq!((ups, gone), (vec![AgentUpdate::Gone(AgentExitReason::Stopped)], AgentExitReason::Lost));
+        let (updates, gone) = worker.attach(&spec, journalled, None).wait_for_loss().await;
+        assert_eq!(
+            (updates, gone),
+            (vec![AgentUpdate::Gone(AgentExitReason::Stopped)], AgentExitReason::Lost)
+        );
     }
 }
 
@@ -87,11 +95,11 @@ async fn a_worker_that_is_asked_to_end_ends_everything_and_tells_the_daemon() {
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", BUSY);
-    daemon.until_text("begun").await;
+    daemon.wait_for_text("begun").await;
     worker.signal(Signal::TERM);
-    assert_eq!(daemon.gone().await, AgentExitReason::Stopped);
+    assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
     assert!(procfs::find_marked(&spec.mark).is_empty());
-    assert!(worker.ended().await.success());
+    assert!(worker.wait_for_exit().await.success());
     assert_eq!(std::fs::read_dir(worker.home.path()).unwrap().count(), 0);
 }
 
@@ -100,26 +108,26 @@ async fn a_keeper_that_is_killed_is_the_end_of_the_run_and_of_all_that_it_kept()
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", BUSY);
-    daemon.until_text("begun").await;
+    daemon.wait_for_text("begun").await;
     let keeper = procfs::children(worker.pid())[0];
     kill(keeper, Signal::KILL);
-    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("it failed") };
     assert_eq!(error.code, "keeper_lost");
     assert!(procfs::find_marked(&spec.mark).is_empty(), "before it is said");
-    assert!(worker.ended().await.success());
+    assert!(worker.wait_for_exit().await.success());
 }
 
 #[tokio::test]
-async fn worker_and_keeper_killed_together_leave_only_what_the_last_net_catches() {
+async fn processes_left_by_a_killed_worker_and_keeper_are_found_by_their_mark() {
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
     daemon.prompt("a", BUSY);
-    daemon.until_text("begun").await;
+    daemon.wait_for_text("begun").await;
     let keeper = procfs::children(worker.pid())[0];
     worker.signal(Signal::STOP);
     kill(keeper, Signal::KILL);
     worker.signal(Signal::KILL);
-    worker.ended().await;
+    worker.wait_for_exit().await;
     let mark = spec.mark.clone();
     let ended =
         tokio::task::spawn_blocking(move || procfs::end_marked(&mark, std::time::Duration::from_millis(50)));

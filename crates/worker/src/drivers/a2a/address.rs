@@ -1,43 +1,43 @@
-//! Addresses of remote agents: read from what people and cards say, joined, and compared. Nothing is dialled here.
+//! Addresses of remote agents: parsed from user input and cards, joined, and compared. Nothing is dialled here.
 
 use std::fmt;
 
 use hyper::Uri;
 use hyper::http::uri::Scheme;
 
-/// Where cards are, below an agent's base. The second is what older agents call it.
+/// The paths of cards below an agent's base address. The second is the older one.
 const CARD_PATHS: [&str; 2] = [".well-known/agent-card.json", ".well-known/agent.json"];
 
-/// An address of HTTP, with TLS or without.
+/// An HTTP address, with or without TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct A2aAddress {
     pub(super) tls: bool,
-    /// A name or a number; an IPv6 address in its brackets.
+    /// A host name or an IP address; IPv6 in brackets.
     host: String,
     pub(super) port: u16,
-    /// The path and the query; begins with a slash.
+    /// Path and query; starts with a slash.
     pub(super) path: String,
 }
 
 impl A2aAddress {
-    /// Reads a whole address.
+    /// Parses an absolute address.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let bad = |why: &str| format!("`{}` cannot be used as an address: {why}", without_secrets(text));
-        let uri: Uri = text.parse().map_err(|cause| bad(&format!("{cause}")))?;
+        let invalid = |why: &str| format!("`{}` cannot be used as an address: {why}", without_secrets(text));
+        let uri: Uri = text.parse().map_err(|cause| invalid(&format!("{cause}")))?;
         let tls = match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             Some(scheme) if *scheme == Scheme::HTTP => false,
-            _ => return Err(bad("it begins with neither http:// nor https://")),
+            _ => return Err(invalid("it begins with neither http:// nor https://")),
         };
-        let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+        let authority = uri.authority().ok_or_else(|| invalid("it names no host"))?;
         if authority.as_str().contains('@') {
-            return Err(bad(
+            return Err(invalid(
                 "a name or a password in it would be shown everywhere; put the token into A2A_TOKEN",
             ));
         }
         if authority.host().is_empty() {
-            return Err(bad("it names no host"));
+            return Err(invalid("it names no host"));
         }
         Ok(Self {
             tls,
@@ -47,7 +47,7 @@ impl A2aAddress {
         })
     }
 
-    /// What a reference on the page at this address means.
+    /// Resolves a reference that was found at this address.
     pub(super) fn join(&self, reference: &str) -> Result<Self, String> {
         let reference = reference.trim();
         let scheme = if self.tls { "https" } else { "http" };
@@ -69,37 +69,36 @@ impl A2aAddress {
         Self::parse(&format!("{scheme}://{}{path}", self.authority()))
     }
 
-    /// The same place with a path below it.
+    /// This address with a path appended.
     pub(super) fn with_subpath(&self, path: &str) -> Self {
         let base = self.path_without_query().trim_end_matches('/');
         Self { path: format!("{base}/{path}"), ..self.clone() }
     }
 
-    /// Where the card of the agent at this address may be; the address may be the card's own.
+    /// The addresses at which the agent's card may be. An address that ends with `.json` is the card's own.
     pub(super) fn card_addresses(&self) -> Vec<Self> {
         if self.path_without_query().ends_with(".json") {
             return vec![self.clone()];
         }
-        CARD_PATHS.iter().map(|place| self.with_subpath(place)).collect()
+        CARD_PATHS.iter().map(|path| self.with_subpath(path)).collect()
     }
 
-    /// Whether both are the same server.
     pub(super) fn is_same_server(&self, other: &Self) -> bool {
         (self.tls, self.port) == (other.tls, other.port) && self.host.eq_ignore_ascii_case(&other.host)
     }
 
-    /// Whether it is this machine, whose connections nobody else reads.
+    /// Whether the address is on this machine, whose connections nobody else can read.
     pub(super) fn is_loopback(&self) -> bool {
         let number = self.dial_host().parse::<std::net::IpAddr>();
         self.host.eq_ignore_ascii_case("localhost") || number.is_ok_and(|number| number.is_loopback())
     }
 
-    /// The host as it is dialled and as certificates have it.
+    /// The host as it is dialled and as certificates name it.
     pub(super) fn dial_host(&self) -> &str {
         self.host.trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// The `Host` header.
+    /// The value of the `Host` header.
     pub(super) fn authority(&self) -> String {
         match (self.tls, self.port) {
             (true, 443) | (false, 80) => self.host.clone(),
@@ -113,14 +112,14 @@ impl A2aAddress {
 }
 
 impl fmt::Display for A2aAddress {
-    /// Without the query, which may have a key in it.
+    /// Leaves out the query, which may contain a key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         write!(f, "{scheme}://{}{}", self.authority(), self.path_without_query())
     }
 }
 
-/// An address that could not be read, without what may be secret in it.
+/// An address that could not be parsed, without parts that may be secret.
 fn without_secrets(text: &str) -> &str {
     let text = text.split_once('?').map_or(text, |(text, _)| text);
     text.rsplit_once('@').map_or(text, |(_, host)| host)
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_and_shows_no_password() {
+    fn an_invalid_address_is_refused_without_showing_its_password() {
         for text in ["", "h:1", "ftp://h", "http://", "http:///x", "http://a b"] {
             assert!(A2aAddress::parse(text).is_err(), "{text}");
         }
@@ -157,18 +156,18 @@ mod tests {
 
     #[test]
     fn a_card_is_below_the_base_or_is_the_address_itself() {
-        let places =
+        let addresses =
             |text: &str| address(text).card_addresses().iter().map(A2aAddress::to_string).collect::<Vec<_>>();
         assert_eq!(
-            places("http://h:1"),
+            addresses("http://h:1"),
             ["http://h:1/.well-known/agent-card.json", "http://h:1/.well-known/agent.json"]
         );
-        assert_eq!(places("http://h/agents/a/")[0], "http://h/agents/a/.well-known/agent-card.json");
-        assert_eq!(places("http://h/cards/a.json"), ["http://h/cards/a.json"]);
+        assert_eq!(addresses("http://h/agents/a/")[0], "http://h/agents/a/.well-known/agent-card.json");
+        assert_eq!(addresses("http://h/cards/a.json"), ["http://h/cards/a.json"]);
     }
 
     #[test]
-    fn what_a_card_says_is_read_from_where_the_card_is() {
+    fn references_are_resolved_from_the_address_of_the_card() {
         let card = address("https://h:1/x/.well-known/agent-card.json");
         let joined = |reference: &str| card.join(reference).unwrap().to_string();
         assert_eq!(joined("http://other/y"), "http://other/y");

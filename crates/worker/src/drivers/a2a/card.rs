@@ -1,5 +1,5 @@
-//! An agent's card: where it is called, in which version and binding, what it can do, and what it wants to let us in.
-//! Cards of 1.0 and of 0.3 have different shapes; an agent may put both into one.
+//! An agent's card: where it is called, in which version and binding, what it can do, and which credential it wants.
+//! Cards of 1.0 and 0.3 have different shapes; an agent may put both into one.
 
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use qd_catalog::REMOTE_TOKEN;
@@ -8,12 +8,12 @@ use serde_json::Value;
 use super::address::A2aAddress;
 use super::http::A2aCredential;
 
-/// Which of the two wire forms an agent speaks.
+/// The wire format that an agent speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum A2aVersion {
-    /// 0.3, and what came shortly before it.
+    /// 0.3 and 0.2.
     V0_3,
-    /// 1.0, and what will be compatible with it.
+    /// 1.0 and later versions compatible with it.
     V1_0,
 }
 
@@ -27,7 +27,7 @@ impl A2aVersion {
         }
     }
 
-    /// What it is called in a request.
+    /// The name of the version in a request header.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::V0_3 => "0.3",
@@ -36,45 +36,49 @@ impl A2aVersion {
     }
 }
 
-/// How calls are put into HTTP.
+/// How calls are mapped to HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum A2aBinding {
-    /// All at one address, by method.
+    /// All calls at one address, told apart by method.
     JsonRpc,
-    /// Each at its own path.
+    /// Each call at its own path.
     Rest,
 }
 
-/// How an agent is called.
+/// The interface that an agent is called by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct A2aInterface {
     pub(super) address: A2aAddress,
     pub(super) binding: A2aBinding,
     pub(super) version: A2aVersion,
-    /// Whose agent it is, where one server has agents of several.
+    /// The tenant, for servers that host agents of several tenants.
     pub(super) tenant: Option<String>,
 }
 
-/// What of a card matters here.
+/// The parts of a card that the driver needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct A2aAgentCard {
     pub(super) interface: A2aInterface,
-    /// Whether it tells what it does while it does it.
+    /// Whether the agent streams events while it works.
     pub(super) streams: bool,
-    /// The header that lets us in.
+    /// The header for the credential.
     credential_header: HeaderName,
 }
 
 impl A2aAgentCard {
-    /// Reads a card that was found at this address; says why if the agent cannot be driven.
+    /// Parses a card that was found at the address `at`. Fails with the reason if the agent cannot be driven.
     pub(super) fn parse(card: &Value, at: &A2aAddress) -> Result<Self, String> {
         if !card.is_object() {
-            return Err("it is no object".to_owned());
+            return Err("it is not a JSON object".to_owned());
         }
-        let can = &card["capabilities"];
-        if let Some(needed) = array_items(&can["extensions"]).iter().find(|one| one["required"] == true) {
-            let uri = needed["uri"].as_str().unwrap_or("one without a name");
-            return Err(format!("the agent requires the extension {uri}, which quarterdeck does not have"));
+        let capabilities = &card["capabilities"];
+        if let Some(extension) =
+            array_items(&capabilities["extensions"]).iter().find(|extension| extension["required"] == true)
+        {
+            let uri = extension["uri"].as_str().unwrap_or("without a URI");
+            return Err(format!(
+                "the agent requires the extension {uri}, which quarterdeck does not support"
+            ));
         }
         let offers = interface_offers(card);
         let usable = offers.iter().filter_map(|offer| Some((offer.usable()?, offer)));
@@ -93,23 +97,23 @@ impl A2aAgentCard {
         };
         Ok(Self {
             interface,
-            streams: can["streaming"] == true,
+            streams: capabilities["streaming"] == true,
             credential_header: find_credential_header(card),
         })
     }
 
-    /// What lets us in, out of what the session was given.
+    /// The credential made of the session's token.
     pub(super) fn credential(&self, token: &str) -> Result<A2aCredential, String> {
         make_credential(self.credential_header.clone(), token)
     }
 
-    /// The header that it wants.
+    /// The name of the header for the credential.
     pub(super) fn credential_header(&self) -> &str {
         self.credential_header.as_str()
     }
 }
 
-/// What lets us in by the usual header, for when no card says otherwise.
+/// The credential in the usual header, used before a card says otherwise.
 pub(super) fn bearer_credential(token: &str) -> Result<A2aCredential, String> {
     make_credential(AUTHORIZATION, token)
 }
@@ -117,13 +121,14 @@ pub(super) fn bearer_credential(token: &str) -> Result<A2aCredential, String> {
 fn make_credential(header: HeaderName, token: &str) -> Result<A2aCredential, String> {
     let token = token.trim();
     let text = if header == AUTHORIZATION { format!("Bearer {token}") } else { token.to_owned() };
-    let mut value = HeaderValue::from_str(&text)
-        .map_err(|_| format!("the value of {REMOTE_TOKEN} has characters that no header can have"))?;
+    let mut value = HeaderValue::from_str(&text).map_err(|_| {
+        format!("the value of {REMOTE_TOKEN} has characters that are not allowed in a header")
+    })?;
     value.set_sensitive(true);
     Ok(A2aCredential { header, value })
 }
 
-/// One way to call an agent.
+/// An interface that a card offers.
 #[derive(Debug)]
 struct A2aInterfaceOffer {
     url: String,
@@ -133,14 +138,14 @@ struct A2aInterfaceOffer {
 }
 
 impl A2aInterfaceOffer {
-    /// How it would be used, and how much we would rather use another; `None` if we cannot.
+    /// Rank, binding and version of the interface, where a lower rank is better. `None` if it cannot be used.
     fn usable(&self) -> Option<(u8, A2aBinding, A2aVersion)> {
         let version = A2aVersion::parse(&self.version)?;
-        let is = |name: &str| self.binding.eq_ignore_ascii_case(name);
+        let is_binding = |name: &str| self.binding.eq_ignore_ascii_case(name);
         match version {
-            A2aVersion::V1_0 if is("JSONRPC") => Some((0, A2aBinding::JsonRpc, version)),
-            A2aVersion::V1_0 if is("HTTP+JSON") => Some((1, A2aBinding::Rest, version)),
-            A2aVersion::V0_3 if is("JSONRPC") => Some((2, A2aBinding::JsonRpc, version)),
+            A2aVersion::V1_0 if is_binding("JSONRPC") => Some((0, A2aBinding::JsonRpc, version)),
+            A2aVersion::V1_0 if is_binding("HTTP+JSON") => Some((1, A2aBinding::Rest, version)),
+            A2aVersion::V0_3 if is_binding("JSONRPC") => Some((2, A2aBinding::JsonRpc, version)),
             _ => None,
         }
     }
@@ -152,25 +157,25 @@ impl std::fmt::Display for A2aInterfaceOffer {
     }
 }
 
-/// All that a card offers, in its order.
+/// All interfaces that a card offers, in its order.
 fn interface_offers(card: &Value) -> Vec<A2aInterfaceOffer> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let mut offers = Vec::new();
-    for one in array_items(&card["supportedInterfaces"]) {
-        let Some(url) = text(&one["url"]) else { continue };
+    for interface in array_items(&card["supportedInterfaces"]) {
+        let Some(url) = text(&interface["url"]) else { continue };
         offers.push(A2aInterfaceOffer {
             url,
-            binding: text(&one["protocolBinding"]).unwrap_or_else(|| "JSONRPC".to_owned()),
-            version: text(&one["protocolVersion"]).unwrap_or_else(|| "1.0".to_owned()),
-            tenant: text(&one["tenant"]),
+            binding: text(&interface["protocolBinding"]).unwrap_or_else(|| "JSONRPC".to_owned()),
+            version: text(&interface["protocolVersion"]).unwrap_or_else(|| "1.0".to_owned()),
+            tenant: text(&interface["tenant"]),
         });
     }
-    // The older shape: one way at the top, others in a list of their own, and a version for all of them.
+    // The older shape: one interface at the top, others in a list of their own, and one version for all.
     let version = text(&card["protocolVersion"]).unwrap_or_else(|| "0.3".to_owned());
     let preferred = text(&card["url"]).map(|url| (url, text(&card["preferredTransport"])));
     let others = array_items(&card["additionalInterfaces"])
         .iter()
-        .filter_map(|one| Some((text(&one["url"])?, text(&one["transport"]))));
+        .filter_map(|interface| Some((text(&interface["url"])?, text(&interface["transport"]))));
     for (url, binding) in preferred.into_iter().chain(others) {
         let binding = binding.unwrap_or_else(|| "JSONRPC".to_owned());
         offers.push(A2aInterfaceOffer { url, binding, version: version.clone(), tenant: None });
@@ -178,30 +183,31 @@ fn interface_offers(card: &Value) -> Vec<A2aInterfaceOffer> {
     offers
 }
 
-/// The header that a card wants a credential in: that of an API key if it takes nothing that goes into the usual one.
+/// The header that a card wants the credential in: an API key's header if the card accepts nothing in the usual one.
 fn find_credential_header(card: &Value) -> HeaderName {
     let Some(schemes) = card["securitySchemes"].as_object() else { return AUTHORIZATION };
-    // What is required, by name; where nothing is, all that would do.
+    // The names of required schemes. If none is required, any scheme will do.
     let required: Vec<&str> = array_items(&card["securityRequirements"])
         .iter()
-        .filter_map(|one| one["schemes"].as_object())
+        .filter_map(|requirement| requirement["schemes"].as_object())
         .chain(array_items(&card["security"]).iter().filter_map(Value::as_object))
-        .flat_map(|one| one.keys().map(String::as_str))
+        .flat_map(|requirement| requirement.keys().map(String::as_str))
         .collect();
-    let wanted = schemes.iter().filter(|(name, _)| required.is_empty() || required.contains(&name.as_str()));
-    let mut key = None;
-    for (_, scheme) in wanted {
-        let new = &scheme["apiKeySecurityScheme"];
-        let (place, name) = match new.is_object() {
-            true => (&new["location"], &new["name"]),
+    let accepted =
+        schemes.iter().filter(|(name, _)| required.is_empty() || required.contains(&name.as_str()));
+    let mut key_header = None;
+    for (_, scheme) in accepted {
+        let api_key = &scheme["apiKeySecurityScheme"];
+        let (location, name) = match api_key.is_object() {
+            true => (&api_key["location"], &api_key["name"]),
             false if scheme["type"] == "apiKey" => (&scheme["in"], &scheme["name"]),
             false => return AUTHORIZATION,
         };
-        if place == "header" && key.is_none() {
-            key = name.as_str().and_then(|name| HeaderName::from_bytes(name.as_bytes()).ok());
+        if location == "header" && key_header.is_none() {
+            key_header = name.as_str().and_then(|name| HeaderName::from_bytes(name.as_bytes()).ok());
         }
     }
-    key.unwrap_or(AUTHORIZATION)
+    key_header.unwrap_or(AUTHORIZATION)
 }
 
 fn array_items(value: &Value) -> &[Value] {
@@ -236,11 +242,11 @@ mod tests {
             "capabilities": {"streaming": true, "extensions": [{"uri": "u"}]},
             "unheardOf": [1, {"x": null}],
         });
-        let read = parse_card(card).unwrap();
-        assert_eq!(read.interface.address.to_string(), "https://h/rpc");
-        assert_eq!(read.interface.tenant.as_deref(), Some("t"));
-        assert_eq!((read.interface.binding, read.interface.version), (A2aBinding::JsonRpc, A2aVersion::V1_0));
-        assert!(read.streams);
+        let card = parse_card(card).unwrap();
+        assert_eq!(card.interface.address.to_string(), "https://h/rpc");
+        assert_eq!(card.interface.tenant.as_deref(), Some("t"));
+        assert_eq!((card.interface.binding, card.interface.version), (A2aBinding::JsonRpc, A2aVersion::V1_0));
+        assert!(card.streams);
         let rest = json!({"supportedInterfaces": [
             {"url": "https://h/rest", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}]});
         assert_eq!(parse_interface(rest), ("https://h/rest".to_owned(), A2aBinding::Rest, A2aVersion::V1_0));
@@ -275,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_goes_where_the_card_wants_it_and_else_where_everybody_does() {
+    fn a_token_goes_into_the_cards_header_or_else_into_the_usual_one() {
         let header = |more: Value| {
             let mut card = json!({"url": "http://h/"});
             card.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -1,5 +1,6 @@
-//! A conversation with a remote agent, which is a name that the agent gives it. One loop puts all that can happen in a
-//! turn into one order; it stops listening while its session takes nothing more. Between turns nothing is open.
+//! A conversation with a remote agent, identified by the agent's context id. One loop puts everything that can happen
+//! in a turn into one order. It stops reading while the session cannot take more updates. Between turns nothing is
+//! open.
 
 use std::sync::Arc;
 
@@ -13,25 +14,25 @@ use super::turn::A2aTurn;
 use crate::drivers::emit::wait_for_emit;
 use crate::turn::{DriverPrompt, DriverTurn};
 
-/// A conversation.
+/// A conversation with one remote agent.
 pub(super) struct A2aConversation {
     client: Arc<A2aClient>,
-    /// The agent's name for it; none before its first answer.
+    /// The agent's context id; `None` before its first response.
     context: Option<String>,
 }
 
 impl A2aConversation {
-    /// Goes on with the conversation of this name, or begins one.
+    /// Resumes the conversation with this context id, or starts a new one.
     pub(super) fn new(client: Arc<A2aClient>, context: Option<String>) -> Self {
         Self { client, context }
     }
 
-    /// The agent's name for it.
+    /// The agent's id for this conversation.
     pub(super) fn context_id(&self) -> Option<&str> {
         self.context.as_deref()
     }
 
-    /// One turn, from its prompt until the agent's task is over.
+    /// Runs one turn, from the prompt until the agent's task is over.
     pub(super) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -41,32 +42,32 @@ impl A2aConversation {
             return Ok(TurnOutcome::cancelled());
         }
         let parts = messages::prompt_parts(self.client.card.interface.version, prompt);
-        let mut round = A2aTurn::new(turn, Arc::clone(&self.client), self.context.clone());
-        round.send_to_agent(parts);
-        let outcome = run_turn(&mut round).await?;
-        self.context = round.context_id();
+        let mut open_turn = A2aTurn::new(turn, Arc::clone(&self.client), self.context.clone());
+        open_turn.send_to_agent(parts);
+        let outcome = run_turn(&mut open_turn).await?;
+        self.context = open_turn.context_id();
         Ok(outcome)
     }
 }
 
-async fn run_turn(round: &mut A2aTurn<'_>) -> Result<TurnOutcome, LinkClosed> {
+async fn run_turn(open_turn: &mut A2aTurn<'_>) -> Result<TurnOutcome, LinkClosed> {
     loop {
-        if let Some(outcome) = round.advance() {
+        if let Some(outcome) = open_turn.advance() {
             return Ok(outcome);
         }
-        let listening = round.emitting.is_none();
+        let listening = open_turn.emitting.is_none();
         tokio::select! {
-            // A cancel first; what was heard before what comes next.
+            // A cancel comes first, and earlier updates are sent before the next event is read.
             biased;
-            () = round.turn.cancelled(), if !round.cancelled => round.cancel(),
-            told = wait_for_emit(&mut round.emitting) => {
-                told?;
-                round.emitting = None;
+            () = open_turn.turn.cancelled(), if !open_turn.cancelled => open_turn.cancel(),
+            sent = wait_for_emit(&mut open_turn.emitting) => {
+                sent?;
+                open_turn.emitting = None;
             }
-            answer = wait_pending(&mut round.open_ask) => round.handle_answer(answer?),
-            stopped = wait_pending(&mut round.cancel_request) => round.cancel_result = Some(stopped),
-            looked = wait_pending(&mut round.poll), if listening => round.handle_poll(looked),
-            came = round.source.next(), if listening => round.handle_source_event(came),
+            answer = wait_pending(&mut open_turn.open_ask) => open_turn.handle_answer(answer?),
+            result = wait_pending(&mut open_turn.cancel_request) => open_turn.cancel_result = Some(result),
+            task = wait_pending(&mut open_turn.poll), if listening => open_turn.handle_poll(task),
+            event = open_turn.source.next(), if listening => open_turn.handle_source_event(event),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! What of a turn has been told, so that nothing is told twice: an event may come again after a break, and a task may be
-//! looked at again and again.
+//! Keeps what a turn has already emitted, so that nothing is emitted twice: an event may come again after a break, and
+//! a task may be polled many times.
 //!
-//! What an agent makes is its answer, and so is what it says when it is done. What it says while it works is progress
-//! ("looking that up…"), which most agents send besides: it is told as thought, because an answer with such lines in it
-//! is of no use to whoever reads it from a pipe. An agent that says nothing else has answered by them after all; then
-//! they are told again, as text, when it is done.
+//! Artifacts are the agent's answer, and so is its message when it is done. Messages while it works are progress
+//! ("looking that up…"), which most agents send as well. They are emitted as thoughts, because an answer with such
+//! lines in it is of no use to a program that reads it from a pipe. If an agent sends nothing else, these messages are
+//! its answer after all. Then they are emitted again, as text, when it is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,78 +12,79 @@ use qd_protocol::link::TurnUpdate;
 
 use super::messages::{A2aArtifact, A2aMessage, A2aTask};
 
-/// The text of one turn that is remembered. An agent that makes more is stopped: nobody reads that, and it has to be
-/// kept to be compared.
+/// The most text in one turn, in bytes. An agent that sends more is cancelled: nobody reads that much, and it has to be
+/// kept for comparison.
 pub(super) const TURN_TEXT_MAX: usize = 64 << 20;
 
-/// What has been told.
+/// The output that was already emitted.
 #[derive(Debug, Default)]
 pub(super) struct A2aEmittedOutput {
-    /// What was made, by its id, as far as it was told.
+    /// The emitted text of each artifact, by id.
     artifacts: BTreeMap<String, String>,
-    /// The one that was told last.
+    /// The artifact that was emitted last.
     last_artifact: Option<String>,
-    /// Messages of which nothing more is to be told.
+    /// The ids of messages that are done with.
     emitted_messages: BTreeSet<String>,
-    /// Words on the way, of which no answer has come yet.
+    /// Progress messages, kept in case they turn out to be the only answer.
     unanswered_progress: Vec<String>,
-    /// The last of all words on the way, for those that come without an id.
+    /// The last progress text, to recognise repeats of messages without an id.
     last_progress: String,
-    /// Whether any of the answer was told, and whether that ended with its line.
+    /// Whether any of the answer was emitted.
     answer_started: bool,
+    /// Whether the emitted answer ends with a newline.
     ends_with_newline: bool,
-    /// How much of all this there is.
+    /// The size of all text so far.
     bytes: usize,
 }
 
 impl A2aEmittedOutput {
-    /// Whether an agent says more than is taken.
+    /// Whether the agent has sent more than the limit.
     pub(super) fn exceeds_limit(&self) -> bool {
         self.bytes > TURN_TEXT_MAX
     }
 
-    /// A piece of what the agent makes, or all of it again.
+    /// The updates for a piece of an artifact, or for the whole of it again.
     pub(super) fn artifact_updates(&mut self, artifact: &A2aArtifact, append: bool) -> Vec<TurnUpdate> {
         let known = self.artifacts.entry(artifact.id.clone()).or_default();
-        let more = if append {
+        let new_text = if append {
             artifact.text.clone()
-        } else if let Some(more) = artifact.text.strip_prefix(known.as_str()) {
-            more.to_owned()
+        } else if let Some(new_text) = artifact.text.strip_prefix(known.as_str()) {
+            new_text.to_owned()
         } else if known.starts_with(&artifact.text) {
-            // A look that came from behind: more than that has been told.
+            // The poll is older than the stream: more than that was already emitted.
             return Vec::new();
         } else {
             known.clear();
-            // It is another text, and what was told before cannot be taken back.
+            // The text was replaced, and what was emitted before cannot be taken back.
             self.last_artifact = None;
             artifact.text.clone()
         };
-        if more.is_empty() {
+        if new_text.is_empty() {
             return Vec::new();
         }
-        known.push_str(&more);
-        let goes_on = self.last_artifact.as_ref() == Some(&artifact.id);
+        known.push_str(&new_text);
+        let continues = self.last_artifact.as_ref() == Some(&artifact.id);
         self.last_artifact = Some(artifact.id.clone());
-        vec![self.answer_update(more, goes_on)]
+        vec![self.answer_update(new_text, continues)]
     }
 
-    /// What a look at a task shows that has not been told.
+    /// The updates for everything in a polled task that was not emitted yet.
     pub(super) fn task_updates(&mut self, task: &A2aTask) -> Vec<TurnUpdate> {
-        let mut said = Vec::new();
-        // Without a name it cannot be told from what was told before.
+        let mut updates = Vec::new();
+        // A message without an id cannot be told apart from those already emitted.
         for message in task.history.iter().filter(|message| message.id.is_some()) {
-            // The last word of all says more than progress, and is told by how the task stands.
+            // The last message is not just progress; it is handled with the task's status.
             if task.status.message.as_ref().is_none_or(|last| last.id != message.id) {
-                said.extend(self.progress_updates(message));
+                updates.extend(self.progress_updates(message));
             }
         }
         for artifact in &task.artifacts {
-            said.extend(self.artifact_updates(artifact, false));
+            updates.extend(self.artifact_updates(artifact, false));
         }
-        said
+        updates
     }
 
-    /// Words on the way.
+    /// The updates for a progress message.
     pub(super) fn progress_updates(&mut self, message: &A2aMessage) -> Vec<TurnUpdate> {
         if !self.is_new_message(message) {
             return Vec::new();
@@ -93,23 +94,23 @@ impl A2aEmittedOutput {
         vec![TurnUpdate::Thought { text: format!("{}\n", message.text) }]
     }
 
-    /// The agent is done, with these words if any.
+    /// The updates at the end of the task, with its last message if there is one.
     pub(super) fn final_updates(&mut self, message: Option<&A2aMessage>) -> Vec<TurnUpdate> {
-        let mut said = Vec::new();
+        let mut updates = Vec::new();
         if let Some(message) = message
             && self.is_new_message(message)
-            && !self.artifacts.values().any(|made| made.contains(message.text.trim()))
+            && !self.artifacts.values().any(|text| text.contains(message.text.trim()))
         {
-            said.push(self.answer_update(message.text.clone(), false));
+            updates.push(self.answer_update(message.text.clone(), false));
         }
         if !self.answer_started && !self.unanswered_progress.is_empty() {
-            let words = std::mem::take(&mut self.unanswered_progress).join("\n");
-            said.push(self.answer_update(words, false));
+            let text = std::mem::take(&mut self.unanswered_progress).join("\n");
+            updates.push(self.answer_update(text, false));
         }
-        said
+        updates
     }
 
-    /// A message that is answered, or told in another way.
+    /// Marks a message as handled in another way.
     pub(super) fn mark_emitted(&mut self, message: &A2aMessage) {
         self.emitted_messages.extend(message.id.clone());
     }
@@ -128,9 +129,10 @@ impl A2aEmittedOutput {
         new
     }
 
-    /// A piece of the answer, on a line of its own unless it goes on with what was told last.
-    fn answer_update(&mut self, text: String, goes_on: bool) -> TurnUpdate {
-        let text = if self.answer_started && !goes_on && !self.ends_with_newline && !text.starts_with('\n') {
+    /// The update for a piece of the answer. It starts on a new line unless it continues the piece before.
+    fn answer_update(&mut self, text: String, continues: bool) -> TurnUpdate {
+        let text = if self.answer_started && !continues && !self.ends_with_newline && !text.starts_with('\n')
+        {
             format!("\n{text}")
         } else if self.answer_started {
             text
@@ -157,67 +159,67 @@ mod tests {
         A2aMessage { id: id.map(str::to_owned), task_ref: A2aTaskRef::default(), text: text.to_owned() }
     }
 
-    fn joined(said: Vec<TurnUpdate>) -> String {
-        let text = |said: TurnUpdate| match said {
+    fn joined(updates: Vec<TurnUpdate>) -> String {
+        let text = |update: TurnUpdate| match update {
             TurnUpdate::Text { text } => text,
             TurnUpdate::Thought { text } => format!("({})", text.trim_end()),
-            other => panic!("not told here: {other:?}"),
+            other => panic!("not emitted here: {other:?}"),
         };
-        said.into_iter().map(text).collect()
+        updates.into_iter().map(text).collect()
     }
 
     #[test]
-    fn what_is_made_again_is_told_as_far_as_it_is_new() {
-        let mut told = A2aEmittedOutput::default();
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "one "), false)), "one ");
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "two"), true)), "two");
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "one two"), false)), "");
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "one"), false)), "", "a look from behind");
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "one two three"), false)), " three");
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "another"), false)), "\nanother");
-        assert_eq!(joined(told.artifact_updates(&artifact("b", "second\n"), false)), "\nsecond\n");
+    fn an_artifact_that_is_sent_again_is_emitted_as_far_as_it_is_new() {
+        let mut output = A2aEmittedOutput::default();
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "one "), false)), "one ");
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "two"), true)), "two");
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "one two"), false)), "");
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "one"), false)), "", "an older poll");
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "one two three"), false)), " three");
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "another"), false)), "\nanother");
+        assert_eq!(joined(output.artifact_updates(&artifact("b", "second\n"), false)), "\nsecond\n");
         assert_eq!(
-            joined(told.artifact_updates(&artifact("a", " one"), true)),
+            joined(output.artifact_updates(&artifact("a", " one"), true)),
             " one",
             "on a line of its own already"
         );
     }
 
     #[test]
-    fn words_on_the_way_are_thoughts_and_are_told_once() {
-        let mut told = A2aEmittedOutput::default();
-        assert_eq!(joined(told.progress_updates(&message(Some("m"), "looking"))), "(looking)");
-        assert_eq!(joined(told.progress_updates(&message(Some("m"), "looking"))), "");
-        assert_eq!(joined(told.progress_updates(&message(None, "still"))), "(still)");
-        assert_eq!(joined(told.progress_updates(&message(None, "still"))), "");
-        assert_eq!(joined(told.progress_updates(&message(Some("n"), " "))), "");
-        assert_eq!(joined(told.artifact_updates(&artifact("a", "42"), false)), "42");
-        assert_eq!(joined(told.final_updates(None)), "", "there is an answer, so they were only thoughts");
+    fn progress_messages_are_thoughts_and_are_emitted_once() {
+        let mut output = A2aEmittedOutput::default();
+        assert_eq!(joined(output.progress_updates(&message(Some("m"), "looking"))), "(looking)");
+        assert_eq!(joined(output.progress_updates(&message(Some("m"), "looking"))), "");
+        assert_eq!(joined(output.progress_updates(&message(None, "still"))), "(still)");
+        assert_eq!(joined(output.progress_updates(&message(None, "still"))), "");
+        assert_eq!(joined(output.progress_updates(&message(Some("n"), " "))), "");
+        assert_eq!(joined(output.artifact_updates(&artifact("a", "42"), false)), "42");
+        assert_eq!(joined(output.final_updates(None)), "", "there is an answer, so they were only progress");
     }
 
     #[test]
     fn an_answer_is_never_missing_from_the_text() {
-        let mut told = A2aEmittedOutput::default();
-        told.progress_updates(&message(Some("m"), "thinking"));
-        assert_eq!(joined(told.final_updates(Some(&message(Some("n"), "42")))), "42", "its last word");
-        let mut told = A2aEmittedOutput::default();
-        told.progress_updates(&message(Some("m"), "it is"));
-        told.progress_updates(&message(Some("n"), "42"));
-        assert_eq!(joined(told.final_updates(None)), "it is\n42", "nothing but words on the way");
-        let mut told = A2aEmittedOutput::default();
-        told.artifact_updates(&artifact("a", "the answer is 42\n"), false);
+        let mut output = A2aEmittedOutput::default();
+        output.progress_updates(&message(Some("m"), "thinking"));
+        assert_eq!(joined(output.final_updates(Some(&message(Some("n"), "42")))), "42", "its last message");
+        let mut output = A2aEmittedOutput::default();
+        output.progress_updates(&message(Some("m"), "it is"));
+        output.progress_updates(&message(Some("n"), "42"));
+        assert_eq!(joined(output.final_updates(None)), "it is\n42", "nothing but progress");
+        let mut output = A2aEmittedOutput::default();
+        output.artifact_updates(&artifact("a", "the answer is 42\n"), false);
         assert_eq!(
-            joined(told.final_updates(Some(&message(Some("n"), "the answer is 42")))),
+            joined(output.final_updates(Some(&message(Some("n"), "the answer is 42")))),
             "",
-            "it was told"
+            "it was emitted"
         );
-        assert_eq!(joined(told.final_updates(Some(&message(Some("o"), "goodbye")))), "goodbye");
+        assert_eq!(joined(output.final_updates(Some(&message(Some("o"), "goodbye")))), "goodbye");
     }
 
     #[test]
-    fn a_look_tells_what_was_missed_and_leaves_the_last_word_to_the_status() {
-        let mut told = A2aEmittedOutput::default();
-        told.progress_updates(&message(Some("1"), "first"));
+    fn a_poll_emits_what_was_missed_and_leaves_the_last_message_to_the_status() {
+        let mut output = A2aEmittedOutput::default();
+        output.progress_updates(&message(Some("1"), "first"));
         let last = message(Some("3"), "third");
         let task = A2aTask {
             task_ref: A2aTaskRef::default(),
@@ -234,17 +236,17 @@ mod tests {
                 message(None, "?"),
             ],
         };
-        assert_eq!(joined(told.task_updates(&task)), "(second)made");
-        assert_eq!(joined(told.task_updates(&task)), "");
+        assert_eq!(joined(output.task_updates(&task)), "(second)made");
+        assert_eq!(joined(output.task_updates(&task)), "");
     }
 
     #[test]
-    fn an_agent_without_end_is_noticed() {
-        let mut told = A2aEmittedOutput::default();
+    fn endless_output_exceeds_the_limit() {
+        let mut output = A2aEmittedOutput::default();
         let piece = artifact("a", &"x".repeat(TURN_TEXT_MAX / 4));
-        (0..4).for_each(|_| drop(told.artifact_updates(&piece, true)));
-        assert!(!told.exceeds_limit());
-        told.artifact_updates(&artifact("a", "x"), true);
-        assert!(told.exceeds_limit());
+        (0..4).for_each(|_| drop(output.artifact_updates(&piece, true)));
+        assert!(!output.exceeds_limit());
+        output.artifact_updates(&artifact("a", "x"), true);
+        assert!(output.exceeds_limit());
     }
 }

@@ -1,5 +1,6 @@
-//! HTTP to a remote agent: one connection for each request, plain or by TLS. It knows bounds, credentials and
-//! redirects, and nothing of what is said. Whoever holds a [`Reply`] owns its connection, and ends it by dropping it.
+//! HTTP to a remote agent: one connection per request, plain or TLS. This module knows limits, credentials and
+//! redirects, and nothing of the content. An [`A2aHttpResponse`] owns its connection, which ends when the response is
+//! dropped.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,51 +17,46 @@ use tokio_util::task::AbortOnDropHandle;
 use super::address::A2aAddress;
 use crate::drivers::dialer::RemoteAgentDialer;
 
-/// Redirects that are followed, all on the same server; a server that needs more goes in circles.
+/// The most redirects followed, all on the same server; a server that needs more redirects in circles.
 const REDIRECTS_MAX: usize = 3;
-/// What is read of an answer that is a refusal: enough for a reason in any form.
+/// How many bytes of an error response are read: enough for a reason in any format.
 const REFUSAL_MAX: usize = 64 << 10;
-/// What is shown of such an answer.
+/// How many bytes of an error response are shown.
 const SHOWN_MAX: usize = 300;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum A2aHttpError {
-    /// It never got there.
+    /// The request never reached the server.
     #[error("{0} cannot be reached: {1}")]
     Unreachable(String, String),
-    /// It may have got there.
+    /// The request may have reached the server.
     #[error("the connection to {0} broke: {1}")]
     Broken(String, String),
-    /// No answer came in time.
-    #[error("{0} gave no answer within {secs} s", secs = .1.as_secs())]
+    /// No response came in time.
+    #[error("{0} did not answer within {secs} s", secs = .1.as_secs())]
     TimedOut(String, Duration),
-    /// It was refused by HTTP.
+    /// The server answered with an HTTP error: server, status and body.
     #[error("{0} answered HTTP {1} {body}", body = excerpt(.2))]
     HttpStatus(String, u16, String),
-    /// It is elsewhere.
+    /// The server redirects to another server.
     #[error(
         "{0} redirects to {1}, which is another server and is not followed: use that address if you trust it"
     )]
     CrossServerRedirect(String, String),
-    /// It was refused by the agent.
+    /// The agent answered with an error of the protocol.
     #[error("{message}")]
-    Refused {
-        /// The protocol's code.
-        code: i64,
-        /// The agent's words.
-        message: String,
-    },
-    /// The answer is longer than is read.
+    Refused { code: i64, message: String },
+    /// The response exceeds a size limit.
     #[error("{0}")]
     TooLong(String),
-    /// The answer is none.
+    /// The response cannot be parsed.
     #[error("{0}")]
     InvalidResponse(String),
 }
 
 impl A2aHttpError {
-    /// Whether another try may do better: the line was at fault, or a server that is about to come back.
+    /// Whether a retry may succeed: the connection failed, or the server is temporarily unavailable.
     pub(super) fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable(..) | Self::Broken(..) | Self::TimedOut(..) => true,
@@ -72,139 +68,150 @@ impl A2aHttpError {
         }
     }
 
-    /// Whether credentials are missing or were not taken.
+    /// Whether a credential is missing or was not accepted.
     pub(super) fn is_auth_error(&self) -> bool {
         matches!(self, Self::HttpStatus(_, 401 | 403, _))
     }
 }
 
-/// What goes with a request so that it is let in.
+/// The header that authenticates a request.
 #[derive(Clone)]
 pub(super) struct A2aCredential {
     pub(super) header: HeaderName,
     pub(super) value: HeaderValue,
 }
 
-/// A request.
+/// An HTTP request to a remote agent.
 #[derive(Clone)]
 pub(super) struct A2aHttpRequest<'a> {
     pub(super) method: Method,
     pub(super) address: &'a A2aAddress,
-    /// JSON.
+    /// The JSON body.
     pub(super) body: Option<Bytes>,
-    /// What may come back.
+    /// The accepted content types.
     pub(super) accept: &'static str,
-    /// Other headers.
     pub(super) headers: Vec<(&'static str, &'static str)>,
     pub(super) credential: Option<&'a A2aCredential>,
 }
 
-/// Asks remote agents.
+/// An HTTP client for remote agents.
 pub(super) struct A2aHttpClient {
     dialler: RemoteAgentDialer,
 }
 
 impl A2aHttpClient {
-    /// One that trusts the certificates in this file, or those that the system does.
+    /// A client that trusts the certificates in this file, or the system's if there is none.
     pub(super) fn new(roots: Option<PathBuf>) -> Self {
         Self { dialler: RemoteAgentDialer::new(roots) }
     }
 
-    /// Sends a request, follows where its own server sends it, and waits for the head of the answer. Gives answers of
-    /// 2xx alone, and how they are to be read on.
-    pub(super) async fn send(&self, asking: &A2aHttpRequest<'_>) -> Result<A2aHttpResponse, A2aHttpError> {
-        let mut to = asking.address.clone();
+    /// Sends a request, follows redirects on the same server, and waits for the head of the response. Any status but
+    /// 2xx is an error.
+    pub(super) async fn send(&self, request: &A2aHttpRequest<'_>) -> Result<A2aHttpResponse, A2aHttpError> {
+        let mut address = request.address.clone();
         for _ in 0..=REDIRECTS_MAX {
-            let reply = self.send_once(&to, asking).await?;
-            let follows = match asking.method {
-                Method::GET => reply.status.is_redirection(),
-                // The others would be made a GET of.
-                _ => matches!(reply.status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT),
+            let response = self.send_once(&address, request).await?;
+            let is_followed = match request.method {
+                Method::GET => response.status.is_redirection(),
+                // Other redirects would turn the request into a GET.
+                _ => {
+                    matches!(response.status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
+                }
             };
-            if !follows {
-                return if reply.status.is_success() {
-                    Ok(reply)
+            if !is_followed {
+                return if response.status.is_success() {
+                    Ok(response)
                 } else {
-                    Err(reply.into_status_error().await)
+                    Err(response.into_status_error().await)
                 };
             }
-            let next = to.join(&reply.location).map_err(A2aHttpError::InvalidResponse)?;
-            if !next.is_same_server(&to) {
-                return Err(A2aHttpError::CrossServerRedirect(to.to_string(), next.to_string()));
+            let next = address.join(&response.location).map_err(A2aHttpError::InvalidResponse)?;
+            if !next.is_same_server(&address) {
+                return Err(A2aHttpError::CrossServerRedirect(address.to_string(), next.to_string()));
             }
-            to = next;
+            address = next;
         }
-        Err(A2aHttpError::InvalidResponse(format!("{} redirects in circles", asking.address)))
+        Err(A2aHttpError::InvalidResponse(format!("{} redirects in circles", request.address)))
     }
 
     async fn send_once(
         &self,
-        to: &A2aAddress,
-        asking: &A2aHttpRequest<'_>,
+        address: &A2aAddress,
+        request: &A2aHttpRequest<'_>,
     ) -> Result<A2aHttpResponse, A2aHttpError> {
-        let unreachable = |cause: String| A2aHttpError::Unreachable(to.to_string(), cause);
-        let broken = |cause: hyper::Error| A2aHttpError::Broken(to.to_string(), error_chain(&cause));
-        let request = build_request(to, asking)?;
-        let stream = self.dialler.dial(to.dial_host(), to.port, to.tls).await.map_err(unreachable)?;
+        let unreachable = |cause: String| A2aHttpError::Unreachable(address.to_string(), cause);
+        let broken = |cause: hyper::Error| A2aHttpError::Broken(address.to_string(), error_chain(&cause));
+        let http_request = build_request(address, request)?;
+        let stream =
+            self.dialler.dial(address.dial_host(), address.port, address.tls).await.map_err(unreachable)?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-        // A broken connection is told to whoever waits for the answer; there is nobody else to tell.
-        let mover = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
-        let response = sender.send_request(request).await.map_err(broken)?;
-        Ok(A2aHttpResponse::new(to, response, mover))
+        // The error is dropped here: the caller that waits for the response gets it, too.
+        let connection_task = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
+        let response = sender.send_request(http_request).await.map_err(broken)?;
+        Ok(A2aHttpResponse::new(address, response, connection_task))
     }
 }
 
-fn build_request(to: &A2aAddress, asking: &A2aHttpRequest<'_>) -> Result<Request<Full<Bytes>>, A2aHttpError> {
-    let mut request = Request::builder()
-        .method(&asking.method)
-        .uri(&to.path)
-        .header(header::HOST, to.authority())
+fn build_request(
+    address: &A2aAddress,
+    request: &A2aHttpRequest<'_>,
+) -> Result<Request<Full<Bytes>>, A2aHttpError> {
+    let mut builder = Request::builder()
+        .method(&request.method)
+        .uri(&address.path)
+        .header(header::HOST, address.authority())
         .header(header::USER_AGENT, concat!("quarterdeck/", env!("CARGO_PKG_VERSION")))
-        .header(header::ACCEPT, asking.accept);
-    if asking.body.is_some() {
-        request = request.header(header::CONTENT_TYPE, "application/json");
+        .header(header::ACCEPT, request.accept);
+    if request.body.is_some() {
+        builder = builder.header(header::CONTENT_TYPE, "application/json");
     }
-    for (name, value) in &asking.headers {
-        request = request.header(*name, *value);
+    for (name, value) in &request.headers {
+        builder = builder.header(*name, *value);
     }
-    if let Some(A2aCredential { header, value }) = asking.credential {
-        request = request.header(header, value);
+    if let Some(A2aCredential { header, value }) = request.credential {
+        builder = builder.header(header, value);
     }
-    let request = request.body(Full::new(asking.body.clone().unwrap_or_default()));
-    request.map_err(|cause| A2aHttpError::InvalidResponse(format!("{to} cannot be asked: {cause}")))
+    let http_request = builder.body(Full::new(request.body.clone().unwrap_or_default()));
+    http_request.map_err(|cause| {
+        A2aHttpError::InvalidResponse(format!("cannot build a request to {address}: {cause}"))
+    })
 }
 
-/// An answer, of which the head is there.
+/// A response whose head has arrived.
 pub(super) struct A2aHttpResponse {
-    /// Who gives it.
+    /// The server's address, for error messages.
     server: String,
     status: StatusCode,
-    /// Whether it is a stream of events.
+    /// Whether the body is a stream of server-sent events.
     pub(super) is_stream: bool,
     location: String,
     body: Incoming,
-    /// Moves the bytes; ended with us.
+    /// Drives the connection; aborted when the response is dropped.
     _connection_task: AbortOnDropHandle<()>,
 }
 
 impl A2aHttpResponse {
-    fn new(to: &A2aAddress, response: Response<Incoming>, mover: AbortOnDropHandle<()>) -> Self {
+    fn new(
+        address: &A2aAddress,
+        response: Response<Incoming>,
+        connection_task: AbortOnDropHandle<()>,
+    ) -> Self {
         let (head, body) = response.into_parts();
-        let said = |name: HeaderName| {
+        let header_text = |name: HeaderName| {
             head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
         };
-        let kind = said(header::CONTENT_TYPE).to_ascii_lowercase();
+        let kind = header_text(header::CONTENT_TYPE).to_ascii_lowercase();
         Self {
-            server: to.to_string(),
+            server: address.to_string(),
             status: head.status,
             is_stream: kind.starts_with("text/event-stream"),
-            location: said(header::LOCATION),
+            location: header_text(header::LOCATION),
             body,
-            _connection_task: mover,
+            _connection_task: connection_task,
         }
     }
 
-    /// The next bytes of it; `None` if that was all. Nothing is lost if the wait is given up.
+    /// Returns the next bytes of the body, or `None` at its end. Cancel safe.
     pub(super) async fn next_chunk(&mut self) -> Result<Option<Bytes>, A2aHttpError> {
         loop {
             match self.body.frame().await {
@@ -221,25 +228,25 @@ impl A2aHttpResponse {
         }
     }
 
-    /// All of it.
+    /// Reads the whole body, up to `max` bytes.
     pub(super) async fn read_all(mut self, max: usize) -> Result<Bytes, A2aHttpError> {
-        let mut whole = BytesMut::new();
-        while let Some(more) = self.next_chunk().await? {
-            if whole.len() + more.len() > max {
+        let mut body = BytesMut::new();
+        while let Some(chunk) = self.next_chunk().await? {
+            if body.len() + chunk.len() > max {
                 return Err(A2aHttpError::TooLong(format!(
-                    "the answer of {} is longer than {max} bytes",
+                    "the response of {} is longer than {max} bytes",
                     self.server
                 )));
             }
-            whole.extend_from_slice(&more);
+            body.extend_from_slice(&chunk);
         }
-        Ok(whole.freeze())
+        Ok(body.freeze())
     }
 
     async fn into_status_error(mut self) -> A2aHttpError {
         let mut body = BytesMut::new();
-        while let Ok(Some(more)) = self.next_chunk().await {
-            body.extend_from_slice(&more);
+        while let Ok(Some(chunk)) = self.next_chunk().await {
+            body.extend_from_slice(&chunk);
             if body.len() > REFUSAL_MAX {
                 break;
             }
@@ -252,19 +259,19 @@ impl A2aHttpResponse {
     }
 }
 
-/// The beginning of some words of the remote's, on one line.
+/// The beginning of a remote text, on one line.
 pub(super) fn excerpt(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     qd_protocol::text::escaped_head(&line, SHOWN_MAX).to_owned()
 }
 
-/// An error with its causes, which alone say what happened.
+/// The text of an error with its causes. The error alone does not say what happened.
 fn error_chain(error: &hyper::Error) -> String {
-    let mut words = error.to_string();
+    let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
-        words = format!("{words}: {inner}");
+        text = format!("{text}: {inner}");
         cause = inner.source();
     }
-    words
+    text
 }

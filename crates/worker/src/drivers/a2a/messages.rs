@@ -1,5 +1,5 @@
-//! What a remote agent says, in both wire forms read into one, and what it is told, written in the one it speaks.
-//! Reading is lenient: an unknown field, part or state is passed over and breaks no turn.
+//! The messages of the protocol. Both wire formats are parsed into the same types, and messages are written in the
+//! format that the agent speaks. Parsing is lenient: an unknown field, part or state is ignored and breaks no turn.
 
 use qd_protocol::link::PromptFile;
 use serde_json::{Map, Value, json};
@@ -8,50 +8,50 @@ use super::card::A2aVersion;
 use crate::drivers::acp::unseen_messages;
 use crate::turn::DriverPrompt;
 
-/// What came.
+/// An event of a stream, or the response to a call.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum A2aEvent {
-    /// A task as it is now.
+    /// The current state of a task.
     Task(A2aTask),
-    /// An answer that is no task, and all of it.
+    /// A complete answer without a task.
     Message(A2aMessage),
-    /// A task has come to this.
+    /// A change of a task's status.
     Status { task_ref: A2aTaskRef, status: A2aTaskStatus },
-    /// A task has made this.
+    /// An artifact of a task, or a piece of one.
     Artifact { task_ref: A2aTaskRef, artifact: A2aArtifact, append: bool },
-    /// Nothing that we know.
+    /// An event of an unknown kind.
     Other,
 }
 
-/// Which task, in which conversation.
+/// The ids of a task and of its conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct A2aTaskRef {
     pub(super) task: Option<String>,
     pub(super) context: Option<String>,
 }
 
-/// A task as it is now.
+/// The current state of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct A2aTask {
     pub(super) task_ref: A2aTaskRef,
     pub(super) status: A2aTaskStatus,
     pub(super) artifacts: Vec<A2aArtifact>,
-    /// What the agent said of it on its way.
+    /// The agent's messages about the task so far.
     pub(super) history: Vec<A2aMessage>,
 }
 
-/// How a task stands.
+/// The status of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct A2aTaskStatus {
     pub(super) state: A2aTaskState,
     pub(super) message: Option<A2aMessage>,
-    /// When that was, in the agent's words.
+    /// When the status was set, in the agent's format.
     pub(super) timestamp: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum A2aTaskState {
-    /// It is at work, or in a state that we do not know and that so does not end it.
+    /// The task is running. Also stands for unknown states, which must not end it.
     Working,
     Completed,
     Failed,
@@ -62,14 +62,14 @@ pub(super) enum A2aTaskState {
 }
 
 impl A2aTaskState {
-    /// Whether nothing more comes of it.
+    /// Whether the state is final.
     pub(super) fn is_over(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Rejected | Self::Canceled)
     }
 
     fn parse(value: &Value) -> Self {
-        let word = value.as_str().unwrap_or_default().to_ascii_lowercase().replace('_', "-");
-        match word.strip_prefix("task-state-").unwrap_or(&word) {
+        let name = value.as_str().unwrap_or_default().to_ascii_lowercase().replace('_', "-");
+        match name.strip_prefix("task-state-").unwrap_or(&name) {
             "completed" => Self::Completed,
             "failed" => Self::Failed,
             "rejected" => Self::Rejected,
@@ -81,7 +81,7 @@ impl A2aTaskState {
     }
 }
 
-/// Something the agent said.
+/// A message of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct A2aMessage {
     pub(super) id: Option<String>,
@@ -89,23 +89,23 @@ pub(super) struct A2aMessage {
     pub(super) text: String,
 }
 
-/// Something the agent made, or a piece of it.
+/// An artifact of the agent, or a piece of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct A2aArtifact {
     pub(super) id: String,
     pub(super) text: String,
 }
 
-/// Reads one event of a stream, or the answer to a call: of 1.0, where one key says what it is; of 0.3, where `kind`
-/// does; or a task without either, which some calls answer with in both.
+/// Parses one event of a stream or the response to a call. In 1.0 a key says what it is, in 0.3 the field `kind` does.
+/// Some calls return a task without either, in both versions.
 pub(super) fn parse_event(value: &Value) -> A2aEvent {
-    let of_one = [
+    let keys = [
         ("task", "task"),
         ("message", "message"),
         ("statusUpdate", "status-update"),
         ("artifactUpdate", "artifact-update"),
     ];
-    let found = of_one.iter().find(|(key, _)| value[key].is_object() && value.get("kind").is_none());
+    let found = keys.iter().find(|(key, _)| value[key].is_object() && value.get("kind").is_none());
     let (kind, value) = match found {
         Some((key, kind)) => (*kind, &value[key]),
         None => (value["kind"].as_str().unwrap_or("task"), value),
@@ -126,9 +126,9 @@ pub(super) fn parse_event(value: &Value) -> A2aEvent {
     }
 }
 
-/// Reads a task; `None` if it is none.
+/// Parses a task. `None` if it is not one.
 pub(super) fn parse_task(value: &Value) -> Option<A2aTask> {
-    // A wrapped one is taken as well: who answers so means it.
+    // Some agents wrap the task; that is accepted, too.
     let value = if value["task"].is_object() { &value["task"] } else { value };
     (value["id"].is_string() && value["status"].is_object()).then(|| A2aTask {
         task_ref: parse_task_ref(value, "id"),
@@ -136,15 +136,16 @@ pub(super) fn parse_task(value: &Value) -> Option<A2aTask> {
         artifacts: array_items(&value["artifacts"]).iter().map(parse_artifact).collect(),
         history: array_items(&value["history"])
             .iter()
-            .filter(|it| is_from_agent(it))
+            .filter(|message| is_from_agent(message))
             .map(parse_message)
             .collect(),
     })
 }
 
 fn parse_task_ref(value: &Value, task: &str) -> A2aTaskRef {
-    let name = |value: &Value| value.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
-    A2aTaskRef { task: name(&value[task]), context: name(&value["contextId"]) }
+    let non_empty =
+        |value: &Value| value.as_str().filter(|non_empty| !non_empty.is_empty()).map(str::to_owned);
+    A2aTaskRef { task: non_empty(&value[task]), context: non_empty(&value["contextId"]) }
 }
 
 fn parse_status(value: &Value) -> A2aTaskStatus {
@@ -156,8 +157,10 @@ fn parse_status(value: &Value) -> A2aTaskStatus {
 }
 
 fn parse_message(value: &Value) -> A2aMessage {
-    let texts: Vec<String> =
-        array_items(&value["parts"]).iter().map(|it| part_text(it).trim_matches('\n').to_owned()).collect();
+    let texts: Vec<String> = array_items(&value["parts"])
+        .iter()
+        .map(|part| part_text(part).trim_matches('\n').to_owned())
+        .collect();
     A2aMessage {
         id: value["messageId"].as_str().filter(|id| !id.is_empty()).map(str::to_owned),
         task_ref: parse_task_ref(value, "taskId"),
@@ -170,7 +173,7 @@ fn is_from_agent(message: &Value) -> bool {
     role.strip_prefix("role_").unwrap_or(&role) == "agent"
 }
 
-/// An artifact that grows is told in pieces and shown whole, so its text is its parts' one after the other.
+/// Parses an artifact. It may come in pieces and later whole, so its text is the concatenation of its parts.
 fn parse_artifact(value: &Value) -> A2aArtifact {
     A2aArtifact {
         id: value["artifactId"].as_str().unwrap_or_default().to_owned(),
@@ -178,19 +181,20 @@ fn parse_artifact(value: &Value) -> A2aArtifact {
     }
 }
 
-/// The text of a part. What is no text is named on a line of its own, and not shown: it would be of no use to a reader.
+/// The text of a part. A part without text is only named, on a line of its own, because its bytes are of no use to a
+/// reader.
 fn part_text(part: &Value) -> String {
     if let Some(text) = part["text"].as_str() {
         return text.to_owned();
     }
     let file = if part["file"].is_object() { &part["file"] } else { part };
-    let word =
-        |names: &[&str]| names.iter().find_map(|name| file[*name].as_str()).filter(|it| !it.is_empty());
-    let kind = word(&["mediaType", "mimeType"]);
-    let name = word(&["filename", "name"]).unwrap_or("without a name");
-    let url = word(&["url", "uri", "fileWithUri"]);
-    let bytes = word(&["raw", "bytes", "fileWithBytes"]);
-    let kind = |usual: &'static str| kind.unwrap_or(usual).to_owned();
+    let field =
+        |names: &[&str]| names.iter().find_map(|name| file[*name].as_str()).filter(|value| !value.is_empty());
+    let kind = field(&["mediaType", "mimeType"]);
+    let name = field(&["filename", "name"]).unwrap_or("without a name");
+    let url = field(&["url", "uri", "fileWithUri"]);
+    let bytes = field(&["raw", "bytes", "fileWithBytes"]);
+    let kind = |default: &'static str| kind.unwrap_or(default).to_owned();
     match (url, bytes, &part["data"]) {
         (Some(url), ..) => format!("\n[file {name}, {}, at {url}]\n", kind("of unknown type")),
         (_, Some(bytes), _) => {
@@ -202,10 +206,10 @@ fn part_text(part: &Value) -> String {
     }
 }
 
-/// What we tell an agent: a prompt with its files, or the answer to its question.
-pub(super) fn user_message(version: A2aVersion, of: &A2aTaskRef, id: &str, parts: Vec<Value>) -> Value {
+/// A message to the agent: a prompt with its files, or the answer to a question.
+pub(super) fn user_message(version: A2aVersion, task_ref: &A2aTaskRef, id: &str, parts: Vec<Value>) -> Value {
     let mut message = json!({"messageId": id, "parts": parts});
-    let fields = message.as_object_mut().expect("it was just made one");
+    let fields = message.as_object_mut().expect("it was just created as an object");
     match version {
         A2aVersion::V1_0 => fields.insert("role".to_owned(), json!("ROLE_USER")),
         A2aVersion::V0_3 => {
@@ -213,28 +217,26 @@ pub(super) fn user_message(version: A2aVersion, of: &A2aTaskRef, id: &str, parts
             fields.insert("role".to_owned(), json!("user"))
         }
     };
-    let mut name = |key: &str, value: &Option<String>| {
+    let mut insert_id = |key: &str, value: &Option<String>| {
         if let Some(value) = value {
             fields.insert(key.to_owned(), json!(value));
         }
     };
-    name("contextId", &of.context);
-    name("taskId", &of.task);
+    insert_id("contextId", &task_ref.context);
+    insert_id("taskId", &task_ref.task);
     message
 }
 
-/// The parts of a prompt.
 pub(super) fn prompt_parts(version: A2aVersion, prompt: &DriverPrompt) -> Vec<Value> {
     let mut parts = Vec::new();
     if !prompt.text.is_empty() {
         parts.push(text_part(version, &prompt.text));
     }
-    parts.extend(unseen_messages(&prompt.messages).iter().map(|words| text_part(version, words)));
+    parts.extend(unseen_messages(&prompt.messages).iter().map(|text| text_part(version, text)));
     parts.extend(prompt.files.iter().map(|file| file_part(version, file)));
     parts
 }
 
-/// A part that is text.
 pub(super) fn text_part(version: A2aVersion, text: &str) -> Value {
     match version {
         A2aVersion::V1_0 => json!({"text": text}),
@@ -250,7 +252,7 @@ fn file_part(version: A2aVersion, file: &PromptFile) -> Value {
     }
 }
 
-/// The settings that go with what we tell: where nothing is streamed, the answer is to come at once, and we look again.
+/// The configuration of a message. Without streams, the response is to come at once, and the task is polled.
 pub(super) fn send_configuration(version: A2aVersion, streams: bool) -> Value {
     let mut fields = Map::new();
     match version {
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn both_wire_forms_mean_the_same() {
+    fn both_wire_formats_mean_the_same() {
         let parts = |old: bool| match old {
             true => json!([{"kind": "text", "text": "hi"}]),
             false => json!([{"text": "hi"}]),
@@ -318,8 +320,8 @@ mod tests {
 
     #[test]
     fn every_state_is_known_and_an_unknown_one_ends_nothing() {
-        let state = |word: &str| A2aTaskState::parse(&json!(word));
-        for (old, new, is) in [
+        let state = |name: &str| A2aTaskState::parse(&json!(name));
+        for (old, new, expected) in [
             ("submitted", "TASK_STATE_SUBMITTED", A2aTaskState::Working),
             ("working", "TASK_STATE_WORKING", A2aTaskState::Working),
             ("completed", "TASK_STATE_COMPLETED", A2aTaskState::Completed),
@@ -331,43 +333,47 @@ mod tests {
             ("unknown", "TASK_STATE_UNSPECIFIED", A2aTaskState::Working),
             ("dreaming", "TASK_STATE_DREAMING", A2aTaskState::Working),
         ] {
-            assert_eq!((state(old), state(new)), (is, is), "{old}");
+            assert_eq!((state(old), state(new)), (expected, expected), "{old}");
         }
         assert!(!A2aTaskState::parse(&json!(7)).is_over());
     }
 
     #[test]
     fn files_and_data_are_named_and_their_bytes_are_not_shown() {
-        let told = |value: Value| part_text(&value);
+        let text_of = |value: Value| part_text(&value);
         let raw = "QUJDREVG";
         assert_eq!(
-            told(json!({"raw": raw, "filename": "a.png", "mediaType": "image/png"})),
+            text_of(json!({"raw": raw, "filename": "a.png", "mediaType": "image/png"})),
             "\n[file a.png, image/png, 6 bytes]\n"
         );
         assert_eq!(
-            told(json!({"kind": "file", "file": {"bytes": raw, "name": "a.png", "mimeType": "image/png"}})),
+            text_of(
+                json!({"kind": "file", "file": {"bytes": raw, "name": "a.png", "mimeType": "image/png"}})
+            ),
             "\n[file a.png, image/png, 6 bytes]\n"
         );
         assert_eq!(
-            told(json!({"url": "https://h/x.pdf"})),
+            text_of(json!({"url": "https://h/x.pdf"})),
             "\n[file without a name, of unknown type, at https://h/x.pdf]\n"
         );
-        assert!(told(json!({"kind": "file", "file": {"uri": "https://h/x"}})).contains("https://h/x"));
-        assert_eq!(told(json!({"data": {"a": 1}})), "\n[data, application/json, 7 bytes]\n");
-        assert_eq!(told(json!({"hologram": 1})), "");
+        assert!(text_of(json!({"kind": "file", "file": {"uri": "https://h/x"}})).contains("https://h/x"));
+        assert_eq!(text_of(json!({"data": {"a": 1}})), "\n[data, application/json, 7 bytes]\n");
+        assert_eq!(text_of(json!({"hologram": 1})), "");
     }
 
     #[test]
     fn an_artifact_in_pieces_is_the_same_text_as_the_whole() {
         let pieces = [json!({"text": "a "}), json!({"data": [1]}), json!({"text": "b"})];
         let whole = parse_artifact(&json!({"artifactId": "x", "parts": pieces}));
-        let joined: String =
-            pieces.iter().map(|it| parse_artifact(&json!({"artifactId": "x", "parts": [it]})).text).collect();
+        let joined: String = pieces
+            .iter()
+            .map(|part| parse_artifact(&json!({"artifactId": "x", "parts": [part]})).text)
+            .collect();
         assert_eq!(whole.text, joined);
     }
 
     #[test]
-    fn nonsense_is_passed_over() {
+    fn nonsense_is_ignored() {
         for value in [
             json!(null),
             json!(3),
@@ -387,25 +393,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_has_the_form_of_its_version() {
+    fn a_message_has_the_format_of_its_version() {
         let file = PromptFile { name: "n".to_owned(), mime: "m".to_owned(), data: "QQ==".to_owned() };
-        let prompted = |version| {
-            let what = DriverPrompt {
+        let message_for = |version| {
+            let prompt = DriverPrompt {
                 run: qd_protocol::RunId::parse("r").unwrap(),
                 text: "do".to_owned(),
                 files: vec![file.clone()],
                 messages: vec![],
                 limits: Default::default(),
             };
-            user_message(version, &task_ref_t(), "m1", prompt_parts(version, &what))
+            user_message(version, &task_ref_t(), "m1", prompt_parts(version, &prompt))
         };
         assert_eq!(
-            prompted(A2aVersion::V1_0),
+            message_for(A2aVersion::V1_0),
             json!({"messageId": "m1", "role": "ROLE_USER", "contextId": "c", "taskId": "t",
                 "parts": [{"text": "do"}, {"raw": "QQ==", "filename": "n", "mediaType": "m"}]})
         );
         assert_eq!(
-            prompted(A2aVersion::V0_3),
+            message_for(A2aVersion::V0_3),
             json!({"kind": "message", "messageId": "m1", "role": "user", "contextId": "c", "taskId": "t", "parts": [
                 {"kind": "text", "text": "do"}, {"kind": "file", "file": {"bytes": "QQ==", "name": "n", "mimeType": "m"}}]})
         );

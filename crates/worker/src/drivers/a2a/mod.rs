@@ -1,11 +1,12 @@
-//! The driver for remote agents that speak the Agent2Agent protocol, 1.0 or 0.3, found by their card. There is no process
-//! and no keeper: all that is held here is a name for the conversation, and in a turn one connection or two.
+//! Driver for remote agents that speak the Agent2Agent protocol (A2A), version 1.0 or 0.3, and are found by their agent
+//! card. There is no process and no keeper: the driver holds only the id of the conversation, and during a turn one or
+//! two connections.
 //!
 //! Layout, in reading order:
-//! - `address`: where an agent is; `card`: how it is called there, and what lets us in.
-//! - `talk`: one turn, in one loop; `round`: what becomes of its task; `open`: what that is heard on; `told`: what
-//!   was told of it.
-//! - `words`: both wire forms; `remote`: the calls; `http`: what carries them.
+//! - `address`: where an agent is; `card`: how it is called there, and its credential.
+//! - `conversation`: the loop of a turn; `turn`: the state of a turn and its task; `event_source`: where events of the
+//!   task come from; `emitted_output`: what was already emitted.
+//! - `messages`: both wire formats; `client`: the calls; `http`: the transport.
 
 mod address;
 mod card;
@@ -35,42 +36,44 @@ use self::http::A2aHttpClient;
 use crate::root_certificates::CERT_FILE_VAR;
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// One remote agent.
+/// A remote agent whose card was fetched.
 pub(crate) struct A2aAgent {
     conversation: A2aConversation,
 }
 
 impl A2aAgent {
-    /// Gets the agent's card within the limit. Nothing is begun at the other end before there is a prompt.
+    /// Fetches the agent's card within `limit`. Nothing is started at the remote end before the first prompt.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
         limit: Duration,
     ) -> Result<Self, RunError> {
-        let failed = |why: String| RunError::new("agent_failed_to_start", why);
-        let address = manifest.address().ok_or_else(|| failed("its manifest has no address".to_owned()))?;
-        let address = A2aAddress::parse(address).map_err(failed)?;
-        // What comes with the session wins over what every session gets.
+        let start_error = |reason: String| RunError::new("agent_failed_to_start", reason);
+        let address = manifest
+            .address()
+            .ok_or_else(|| start_error("the agent's manifest has no address".to_owned()))?;
+        let address = A2aAddress::parse(address).map_err(start_error)?;
+        // The session's variables take precedence over the manifest's.
         let variable = |name: &str| {
             let value = spec.env.get(name).or_else(|| manifest.startup.env.get(name));
             value.map(String::as_str).filter(|value| !value.trim().is_empty())
         };
-        let client = A2aHttpClient::new(variable(CERT_FILE_VAR).map(Into::into));
-        let found = A2aClient::discover(client, &address, variable(REMOTE_TOKEN));
-        let late = || format!("the agent's card did not come within {} s", limit.as_secs());
-        let remote = match tokio::time::timeout(limit, found).await {
-            Ok(found) => found.map_err(failed)?,
-            Err(_) => return Err(RunError::new("agent_not_ready", late())),
+        let http_client = A2aHttpClient::new(variable(CERT_FILE_VAR).map(Into::into));
+        let discovery = A2aClient::discover(http_client, &address, variable(REMOTE_TOKEN));
+        let timeout_message = || format!("the agent's card did not arrive within {} s", limit.as_secs());
+        let client = match tokio::time::timeout(limit, discovery).await {
+            Ok(client) => client.map_err(start_error)?,
+            Err(_) => return Err(RunError::new("agent_not_ready", timeout_message())),
         };
-        Ok(Self { conversation: A2aConversation::new(Arc::new(remote), spec.agent_session_id.clone()) })
+        Ok(Self { conversation: A2aConversation::new(Arc::new(client), spec.agent_session_id.clone()) })
     }
 
-    /// The agent's name for the conversation, by which it is gone on with. It gives one with its first answer.
+    /// The agent's id for the conversation, with which it is resumed. Known after the agent's first response.
     pub(crate) fn session_id(&self) -> Option<String> {
         self.conversation.context_id().map(str::to_owned)
     }
 
-    /// One turn. If it is dropped, its task is asked to stop, and not waited for.
+    /// Runs one turn. If the future is dropped, its task is cancelled without waiting for the result.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,

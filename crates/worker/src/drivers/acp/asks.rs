@@ -1,5 +1,5 @@
-//! What an agent asks in the protocol's words, and the answers to that: permissions and forms. Nothing is sent here;
-//! an [`Asked`] is what a turn asks its session, and knows what the agent is to be told then.
+//! Asks in the terms of the protocol: permission requests, forms and operations, and the responses to them. Nothing is
+//! sent here. An [`AcpAsk`] puts its questions to the session and knows which response the agent then gets.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,35 +25,35 @@ use super::event_decoder::{META_KEY, quarterdeck_meta};
 use crate::turn::{DriverTurn, new_ask_id};
 use qd_link::event_size::OPTIONS_BYTES;
 
-/// Questions that one form may have.
+/// The most fields in one form.
 const FIELDS_MAX: usize = 32;
-/// Options that one question may have.
+/// The most options offered for one question.
 const OPTIONS_MAX: usize = 128;
 
-/// What the agent wants of a person or a policy.
+/// A request of the agent that a person or the policy decides.
 pub(super) enum AcpApprovalRequest {
     Permission(Box<RequestPermissionRequest>),
     Form(Box<CreateElicitationRequest>),
     Operation(AcpClientOperation),
 }
 
-/// What came of an ask.
+/// The outcome of an ask.
 #[derive(Debug)]
 pub(super) enum AcpAskOutcome {
-    /// What the agent is told.
+    /// The response for the agent, with nothing more to do.
     Answer(Value),
-    /// A tool may be used, and so what it was judged by.
+    /// The tool may be used. `argument` is what the policy judged it by.
     ToolAllowed { answer: Value, argument: String },
-    /// It may not, and perhaps why.
+    /// The tool may not be used.
     ToolDenied { answer: Value, tool: String, reason: Option<String> },
-    /// A wish is to be done.
+    /// We are to perform the operation.
     OperationAllowed(AcpClientOperation),
-    /// Or not.
+    /// The operation is refused with this error.
     OperationDenied(Error),
 }
 
 impl AcpApprovalRequest {
-    /// What the agent is told when nobody can be asked, or its turn is stopped before anybody has answered.
+    /// The response if nobody can be asked, or if the turn is cancelled before anybody has answered.
     pub(super) fn cancel_answer(&self) -> Result<Value, Error> {
         match self {
             Self::Permission(_) => Ok(permission_answer(None, None)),
@@ -63,32 +63,32 @@ impl AcpApprovalRequest {
     }
 }
 
-/// Something that an agent waits for.
+/// An ask that an agent waits for.
 #[derive(Debug)]
 pub(super) enum AcpAsk {
-    /// May this tool be used?
+    /// A permission request for a tool.
     Permission {
         ask: AskRequest,
-        /// The agent's names for a yes and a no that hold this once.
+        /// The agent's ids for the options that allow and deny once.
         allow: PermissionOptionId,
         deny: Option<PermissionOptionId>,
     },
-    /// The same of an agent that would take no yes that holds this once.
+    /// A permission request without an option to allow just once. It is refused.
     OnceNotOffered { tool: String, deny: Option<PermissionOptionId> },
-    /// A form: one question after the other, each with the name of its field.
+    /// A form. Its questions are asked one after the other, each with its field.
     Form(Vec<(AskRequest, AcpFormField)>),
-    /// Questions of an agent that asks them as if it wanted permission: its names for a yes and a no.
+    /// Questions that the agent sends as a permission request, with its ids for the options to allow and deny.
     Questions {
         questions: Vec<(AskRequest, AcpFormField)>,
         allow: PermissionOptionId,
         deny: Option<PermissionOptionId>,
     },
-    /// May we do this for the agent?
+    /// An operation that the agent wants us to perform.
     Operation { ask: AskRequest, operation: AcpClientOperation },
 }
 
 impl AcpAsk {
-    /// A permission for a tool whose name and arguments are known.
+    /// Builds the ask for a permission request.
     pub(super) fn permission(
         tool: String,
         title: Option<String>,
@@ -114,13 +114,14 @@ impl AcpAsk {
         let (allow, deny) = once_options(options);
         Ok(match allow {
             Some(allow) => Self::Permission { ask, allow, deny },
-            // A yes for ever is never given, whatever is decided: the agent would not ask again, and so get around
-            // every later rule and every high risk. Nobody is asked for a yes that could not be passed on.
+            // An option that allows for ever is never chosen: the agent would not ask again and so would get around
+            // every later rule and every high-risk check. Nobody is asked for an approval that could not be passed on.
             None => Self::OnceNotOffered { tool: ask.tool.unwrap_or_default(), deny },
         })
     }
 
-    /// Questions that come as a permission for a tool whose arguments they are; `None` if these are not any.
+    /// Builds the ask for questions that are the arguments of a permission request. `None` if the arguments are no
+    /// questions.
     pub(super) fn questions(input: &Value, options: &[PermissionOption]) -> Option<Result<Self, Error>> {
         #[derive(Deserialize)]
         struct AcpQuestionArguments {
@@ -146,40 +147,40 @@ impl AcpAsk {
             return Some(Err(Error::invalid_params().data(json!(format!("1 to {FIELDS_MAX} questions")))));
         }
         let question = |(number, question): (usize, AcpQuestion)| {
-            let words = question.options.into_iter().map(|choice| (choice.label.clone(), choice.label));
-            let choices: Vec<_> = words.collect();
-            let takes = match choices.is_empty() {
+            let labels = question.options.into_iter().map(|option| (option.label.clone(), option.label));
+            let choices: Vec<_> = labels.collect();
+            let field_type = match choices.is_empty() {
                 true => AcpFieldType::Text,
                 false => AcpFieldType::Choice { choices, many: question.multi_select },
             };
-            let field = AcpFormField { name: number.to_string(), field_type: takes };
+            let field = AcpFormField { name: number.to_string(), field_type };
             Ok((question_ask(question.question, field.options())?, field))
         };
         let questions = questions.into_iter().enumerate().map(question).collect::<Result<_, _>>();
         Some(questions.map(|questions| Self::Questions { questions, allow, deny }))
     }
 
-    /// Something to be done for the agent.
-    pub(super) fn operation(wish: AcpClientOperation) -> Result<Self, Error> {
-        let prompt = match &wish {
-            AcpClientOperation::Read(_) => format!("May the agent read {}?", wish.argument()),
-            AcpClientOperation::Write(_) => format!("May the agent write {}?", wish.argument()),
-            AcpClientOperation::Run(_) => wish.argument(),
+    /// Builds the ask for an operation that we would perform.
+    pub(super) fn operation(operation: AcpClientOperation) -> Result<Self, Error> {
+        let prompt = match &operation {
+            AcpClientOperation::Read(_) => format!("May the agent read {}?", operation.argument()),
+            AcpClientOperation::Write(_) => format!("May the agent write {}?", operation.argument()),
+            AcpClientOperation::Run(_) => operation.argument(),
         };
         let ask = AskRequest {
             id: generate_ask_id()?,
             kind: AskKind::Permission,
-            tool: Some(wish.tool().to_owned()),
-            input: wish.input(),
+            tool: Some(operation.tool().to_owned()),
+            input: operation.input(),
             risk: None,
             prompt,
             options: Vec::new(),
-            implicit: wish.is_read_only(),
+            implicit: operation.is_read_only(),
         };
-        Ok(Self::Operation { ask, operation: wish })
+        Ok(Self::Operation { ask, operation })
     }
 
-    /// A form to be filled in.
+    /// Builds the ask for a form.
     pub(super) fn form(request: CreateElicitationRequest) -> Result<Self, Error> {
         let ElicitationMode::Form(form) = request.mode else {
             return Err(Error::invalid_params().data(json!("only forms are supported")));
@@ -194,7 +195,7 @@ impl AcpAsk {
             AcpFormField::from_schema(name, schema).map(|(label, field)| (label, field, is_required))
         });
         let fields: Vec<_> = fields.collect::<Result<_, Error>>()?;
-        // Beside a choice, a line that need not be filled in is for a remark. Nobody is asked for that.
+        // An optional text field beside a choice is for a remark. Nobody is asked for it.
         let has_choice =
             fields.iter().any(|(_, field, _)| matches!(field.field_type, AcpFieldType::Choice { .. }));
         let is_remark = |field: &AcpFormField, is_required: bool| {
@@ -210,7 +211,7 @@ impl AcpAsk {
         fields.into_iter().map(question).collect::<Result<_, _>>().map(Self::Form)
     }
 
-    /// The ids by which it is withdrawn.
+    /// The ids with which its questions are withdrawn.
     pub(super) fn ask_ids(&self) -> Vec<AskId> {
         match self {
             Self::Permission { ask, .. } => vec![ask.id.clone()],
@@ -222,7 +223,7 @@ impl AcpAsk {
         }
     }
 
-    /// Asks, waits, and tells what came of it.
+    /// Asks the session and waits for the outcome.
     pub(super) async fn ask_and_wait(self, turn: &DriverTurn<'_>) -> Result<AcpAskOutcome, LinkClosed> {
         match self {
             Self::Permission { ask, allow, deny } => {
@@ -247,10 +248,10 @@ impl AcpAsk {
             }
             Self::OnceNotOffered { tool, deny } => {
                 let text = format!(
-                    "the agent asked to use {tool} and would only take a yes for ever, which is not given; it was refused"
+                    "the agent asked to use {tool} but offered no way to allow it just once; the request was refused"
                 );
                 turn.emit(TurnUpdate::Notice { text }).await?;
-                let why = Some("a yes must hold for once only".to_owned());
+                let why = Some("permission can only be given for one use".to_owned());
                 Ok(AcpAskOutcome::Answer(permission_answer(deny, why)))
             }
             Self::Form(questions) => {
@@ -273,12 +274,12 @@ impl AcpAsk {
                     AcpFormOutcome::Withdrawn => permission_answer(None, None),
                 }))
             }
-            Self::Operation { ask, operation: wish } => Ok(match turn.ask(ask).await? {
+            Self::Operation { ask, operation } => Ok(match turn.ask(ask).await? {
                 None => AcpAskOutcome::OperationDenied(Error::request_cancelled()),
                 Some(AskAnswer {
                     decision: Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways),
                     ..
-                }) => AcpAskOutcome::OperationAllowed(wish),
+                }) => AcpAskOutcome::OperationAllowed(operation),
                 Some(answer) => {
                     let reason = answer.reason.unwrap_or_else(|| "it is not allowed".to_owned());
                     AcpAskOutcome::OperationDenied(Error::new(
@@ -291,14 +292,14 @@ impl AcpAsk {
     }
 }
 
-/// What became of some questions.
+/// The outcome of a series of questions.
 enum AcpFormOutcome {
     Completed(BTreeMap<String, ElicitationContentValue>),
     Declined,
     Withdrawn,
 }
 
-/// Asks one question after the other.
+/// Asks the questions one after the other, until one is declined or withdrawn.
 async fn ask_questions(
     questions: Vec<(AskRequest, AcpFormField)>,
     turn: &DriverTurn<'_>,
@@ -312,13 +313,14 @@ async fn ask_questions(
     Ok(AcpFormOutcome::Completed(content))
 }
 
-/// The agent's names for a yes and a no that hold this once. By kind only: names and order differ from agent to agent. A
-/// no for ever is better than none.
+/// The agent's ids for the options that allow and deny once. They are found by kind, because names and order differ
+/// between agents. To deny for ever is better than having no way to deny.
 fn once_options(options: &[PermissionOption]) -> (Option<PermissionOptionId>, Option<PermissionOptionId>) {
-    let named =
+    let option_id =
         |kind| options.iter().find(|option| option.kind == kind).map(|option| option.option_id.clone());
-    let deny = named(PermissionOptionKind::RejectOnce).or_else(|| named(PermissionOptionKind::RejectAlways));
-    (named(PermissionOptionKind::AllowOnce), deny)
+    let deny =
+        option_id(PermissionOptionKind::RejectOnce).or_else(|| option_id(PermissionOptionKind::RejectAlways));
+    (option_id(PermissionOptionKind::AllowOnce), deny)
 }
 
 fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, Error> {
@@ -334,7 +336,7 @@ fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, Erro
     })
 }
 
-/// One field of a form: what it takes, and what the words of an answer stand for.
+/// One field of a form. It knows its options and how to turn an answer into the value that the agent expects.
 #[derive(Debug)]
 pub(super) struct AcpFormField {
     name: String,
@@ -347,7 +349,7 @@ enum AcpFieldType {
     Integer,
     Number,
     Boolean,
-    /// One of these, by the word that people see; several of them in one list if `many`.
+    /// Pairs of the label that people see and the value. If `many`, an answer is a list of labels separated by commas.
     Choice {
         choices: Vec<(String, String)>,
         many: bool,
@@ -355,17 +357,18 @@ enum AcpFieldType {
 }
 
 impl AcpFormField {
-    /// The field, and what people call it.
+    /// Returns the label of the field and the field.
     fn from_schema(name: String, schema: ElicitationPropertySchema) -> Result<(String, Self), Error> {
-        let titled =
-            |options: Vec<EnumOption>| options.into_iter().map(|one| (one.title, one.value)).collect();
-        let plain = |values: Vec<String>| values.into_iter().map(|one| (one.clone(), one)).collect();
-        let (label, takes) = match schema {
+        let titled = |options: Vec<EnumOption>| {
+            options.into_iter().map(|option| (option.title, option.value)).collect()
+        };
+        let plain = |values: Vec<String>| values.into_iter().map(|option| (option.clone(), option)).collect();
+        let (label, field_type) = match schema {
             ElicitationPropertySchema::String(text) => {
                 let choices: Option<Vec<_>> = text.one_of.map(titled).or_else(|| text.enum_values.map(plain));
-                let takes = choices
+                let field_type = choices
                     .map_or(AcpFieldType::Text, |choices| AcpFieldType::Choice { choices, many: false });
-                (text.description.or(text.title), takes)
+                (text.description.or(text.title), field_type)
             }
             ElicitationPropertySchema::Integer(number) => {
                 (number.description.or(number.title), AcpFieldType::Integer)
@@ -373,8 +376,8 @@ impl AcpFormField {
             ElicitationPropertySchema::Number(number) => {
                 (number.description.or(number.title), AcpFieldType::Number)
             }
-            ElicitationPropertySchema::Boolean(truth) => {
-                (truth.description.or(truth.title), AcpFieldType::Boolean)
+            ElicitationPropertySchema::Boolean(boolean) => {
+                (boolean.description.or(boolean.title), AcpFieldType::Boolean)
             }
             ElicitationPropertySchema::Array(list) => {
                 let choices = match list.items {
@@ -386,23 +389,23 @@ impl AcpFormField {
             }
             _ => return Err(unknown_field_type(&name)),
         };
-        Ok((label.unwrap_or_else(|| name.clone()), Self { name, field_type: takes }))
+        Ok((label.unwrap_or_else(|| name.clone()), Self { name, field_type }))
     }
 
-    /// What may be answered; anything if that cannot be listed.
+    /// The allowed answers. Empty if any answer may do, or if they are too many to list.
     fn options(&self) -> Vec<String> {
         match &self.field_type {
             AcpFieldType::Boolean => vec!["yes".to_owned(), "no".to_owned()],
             AcpFieldType::Choice { choices, many: false }
                 if choices.len() <= OPTIONS_MAX && labels_len(choices) <= OPTIONS_BYTES =>
             {
-                choices.iter().map(|(word, _)| word.clone()).collect()
+                choices.iter().map(|(label, _)| label.clone()).collect()
             }
             _ => Vec::new(),
         }
     }
 
-    /// What the agent gets for an answer; `None` if it is none.
+    /// The value that the agent gets for an answer. `None` if the answer does not fit the field.
     fn parse_answer(&self, answer: &AskAnswer) -> Option<ElicitationContentValue> {
         let value = answer.value.as_deref()?;
         Some(match &self.field_type {
@@ -411,14 +414,14 @@ impl AcpFormField {
             AcpFieldType::Number => ElicitationContentValue::Number(value.trim().parse().ok()?),
             AcpFieldType::Boolean => ElicitationContentValue::Boolean(value == "yes"),
             AcpFieldType::Choice { choices, many } => {
-                let chosen = |word: &str| {
-                    choices.iter().find(|(shown, _)| shown == word).map(|(_, value)| value.clone())
+                let value_of = |label: &str| {
+                    choices.iter().find(|(known, _)| known == label).map(|(_, value)| value.clone())
                 };
                 if *many {
-                    let all = value.split(',').map(|word| chosen(word.trim())).collect::<Option<_>>()?;
+                    let all = value.split(',').map(|label| value_of(label.trim())).collect::<Option<_>>()?;
                     ElicitationContentValue::StringArray(all)
                 } else {
-                    ElicitationContentValue::String(chosen(value)?)
+                    ElicitationContentValue::String(value_of(value)?)
                 }
             }
         })
@@ -426,7 +429,7 @@ impl AcpFormField {
 }
 
 fn labels_len(choices: &[(String, String)]) -> usize {
-    choices.iter().map(|(word, _)| word.len()).sum()
+    choices.iter().map(|(label, _)| label.len()).sum()
 }
 
 fn unknown_field_type(field: &str) -> Error {
@@ -467,11 +470,11 @@ mod tests {
     }
 
     #[test]
-    fn options_are_chosen_by_kind_and_a_yes_for_ever_is_never_given() {
+    fn options_are_chosen_by_kind_and_permission_is_never_given_for_ever() {
         use PermissionOptionKind::{AllowAlways, AllowOnce, RejectAlways, RejectOnce};
         let permission = |options: &[PermissionOption]| {
-            let asked = AcpAsk::permission("Bash".to_owned(), None, json!({}), options, None).unwrap();
-            let (allow, deny) = match asked {
+            let ask = AcpAsk::permission("Bash".to_owned(), None, json!({}), options, None).unwrap();
+            let (allow, deny) = match ask {
                 AcpAsk::Permission { allow, deny, .. } => (Some(allow), deny),
                 AcpAsk::OnceNotOffered { deny, .. } => (None, deny),
                 other => panic!("a permission, not {other:?}"),
@@ -490,12 +493,12 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_word_on_the_risk_is_passed_on_and_nonsense_is_not() {
+    fn the_risk_that_the_agent_reports_is_passed_on_and_nonsense_is_not() {
         let risk = |meta: Value| {
             let options = [permission_option("a", PermissionOptionKind::AllowOnce)];
-            let asked =
+            let ask =
                 AcpAsk::permission("T".to_owned(), None, json!({}), &options, meta.as_object()).unwrap();
-            let AcpAsk::Permission { ask, .. } = asked else { panic!("a permission") };
+            let AcpAsk::Permission { ask, .. } = ask else { panic!("a permission") };
             ask.risk
         };
         assert_eq!(risk(json!({META_KEY: {"risk": "high"}})), Some(Risk::High));
@@ -520,13 +523,13 @@ mod tests {
             (colour.0.prompt.as_str(), colour.0.options),
             ("Please: Which colour?", vec!["Red".to_owned(), "Blue".to_owned()])
         );
-        let says = |value: &str| AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
+        let answer = |value: &str| AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
         assert_eq!(
-            colour.1.parse_answer(&says("Blue")),
+            colour.1.parse_answer(&answer("Blue")),
             Some(ElicitationContentValue::String("b".to_owned()))
         );
         assert_eq!(count.0.prompt, "Please: count");
-        assert_eq!(count.1.parse_answer(&says(" 7 ")), Some(ElicitationContentValue::Integer(7)));
-        assert_eq!(count.1.parse_answer(&says("many")), None);
+        assert_eq!(count.1.parse_answer(&answer(" 7 ")), Some(ElicitationContentValue::Integer(7)));
+        assert_eq!(count.1.parse_answer(&answer("many")), None);
     }
 }

@@ -1,6 +1,6 @@
-//! What an agent would rather have its client do: read and write files, and run commands, all of it inside the workspace.
-//! It does what it is told; whether a wish is granted is the turn's business. What is under way outlives a turn, since
-//! every request is answered.
+//! Requests that an agent leaves to its client: reading and writing files and running commands, all inside the
+//! workspace. This module performs operations; whether one is allowed is decided in the turn. Pending requests outlive
+//! a turn, since every request must be answered.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::files::{AcpFileService, AcpServiceResponse};
 use super::terminals::{AcpTerminalStart, AcpTerminals};
 
-/// What is done for an agent.
+/// Serves the agent's file and terminal requests.
 pub(super) struct AcpClientService {
     files: AcpFileService,
     terminals: AcpTerminals,
@@ -27,7 +27,7 @@ pub(super) struct AcpClientService {
     exit_waits: FuturesUnordered<BoxFuture<'static, AcpServiceResponse>>,
 }
 
-/// Something that somebody has to allow first.
+/// An operation that needs approval before we perform it.
 #[derive(Debug)]
 pub(super) enum AcpClientOperation {
     Read(ReadTextFileRequest),
@@ -35,21 +35,21 @@ pub(super) enum AcpClientOperation {
     Run(CreateTerminalRequest),
 }
 
-/// What a request is.
+/// How a request was handled.
 #[derive(Debug)]
 pub(super) enum AcpRequestHandling {
-    /// Not one for us.
+    /// The method is not served here.
     NotHandled,
-    /// A wish.
+    /// The request must be approved first.
     NeedsApproval(AcpClientOperation),
-    /// Answered at once.
+    /// The response is ready.
     Responded(Result<Value, Error>),
-    /// Answered later.
+    /// The response will come from [`AcpClientService::next`].
     Pending,
 }
 
 impl AcpClientOperation {
-    /// The tool that would do it, by the name that rules know.
+    /// The name by which policy rules know the equivalent tool.
     pub(super) fn tool(&self) -> &'static str {
         match self {
             Self::Read(_) => "Read",
@@ -58,7 +58,7 @@ impl AcpClientOperation {
         }
     }
 
-    /// What it is judged by.
+    /// The argument that the policy judges: a path or a command line.
     pub(super) fn argument(&self) -> String {
         match self {
             Self::Read(request) => request.path.display().to_string(),
@@ -67,7 +67,7 @@ impl AcpClientOperation {
         }
     }
 
-    /// The same as a tool's arguments.
+    /// The operation's arguments in the form of a tool input.
     pub(super) fn input(&self) -> Value {
         match self {
             Self::Read(_) | Self::Write(_) => json!({ "path": self.argument() }),
@@ -75,14 +75,14 @@ impl AcpClientOperation {
         }
     }
 
-    /// Whether it only looks.
+    /// Whether the operation changes nothing.
     pub(super) fn is_read_only(&self) -> bool {
         matches!(self, Self::Read(_))
     }
 }
 
 impl AcpClientService {
-    /// For an agent that works below `root`; without a keeper no command can be run.
+    /// A service for an agent that works below `root`. Without a keeper no command can be run.
     pub(super) fn for_workspace(root: &Path, keeper: Option<Arc<KeeperHandle>>) -> Self {
         Self {
             files: AcpFileService::for_workspace(root),
@@ -92,22 +92,21 @@ impl AcpClientService {
         }
     }
 
-    /// Whether commands can be run.
     pub(super) fn runs_commands(&self) -> bool {
         self.terminals.are_available()
     }
 
-    /// Where the agent works.
+    /// The agent's working directory.
     pub(super) fn root(&self) -> &Path {
         self.files.root()
     }
 
-    /// What a terminal has shown so far.
+    /// A terminal's output so far.
     pub(super) fn terminal_output(&self, terminal: &TerminalId) -> Option<String> {
         self.terminals.shown_text(terminal)
     }
 
-    /// Takes a request that is one of these, and does what needs nobody's leave.
+    /// Handles a request if its method is served here. Performs at once what needs no approval.
     pub(super) fn handle_request(
         &mut self,
         id: &RawJsonRpcId,
@@ -144,9 +143,9 @@ impl AcpClientService {
         }
     }
 
-    /// Does what has been allowed. It is answered by [`Service::next`].
-    pub(super) fn perform_operation(&mut self, id: RawJsonRpcId, wish: AcpClientOperation) {
-        match wish {
+    /// Performs an operation that was allowed. The response comes from [`Self::next`].
+    pub(super) fn perform_operation(&mut self, id: RawJsonRpcId, operation: AcpClientOperation) {
+        match operation {
             AcpClientOperation::Read(request) => self.files.read(id, request),
             AcpClientOperation::Write(request) => self.files.write(id, request),
             AcpClientOperation::Run(request) => {
@@ -161,13 +160,13 @@ impl AcpClientService {
         }
     }
 
-    /// The next answer; waits for ever if there is none to come. Nothing is lost if the wait is given up.
+    /// Returns the next response, and waits for ever if none is pending. Cancel safe.
     pub(super) async fn next(&mut self) -> AcpServiceResponse {
         tokio::select! {
-            served = self.files.next() => served,
-            Some(served) = self.exit_waits.next() => served,
-            Some((id, started)) = self.starting_terminals.next() => {
-                (id, started.and_then(|(kept, most)| self.terminals.register(kept, most)))
+            response = self.files.next() => response,
+            Some(response) = self.exit_waits.next() => response,
+            Some((id, child)) = self.starting_terminals.next() => {
+                (id, child.and_then(|(child, max_output)| self.terminals.register(child, max_output)))
             }
             else => std::future::pending().await,
         }
@@ -177,10 +176,10 @@ impl AcpClientService {
 fn parse_operation<T: JsonRpcMessage>(
     method: &str,
     params: &Value,
-    wish: impl FnOnce(T) -> AcpClientOperation,
+    operation: impl FnOnce(T) -> AcpClientOperation,
 ) -> AcpRequestHandling {
     match T::parse_message(method, params) {
-        Ok(request) => AcpRequestHandling::NeedsApproval(wish(request)),
+        Ok(request) => AcpRequestHandling::NeedsApproval(operation(request)),
         Err(error) => AcpRequestHandling::Responded(Err(error)),
     }
 }
@@ -188,7 +187,7 @@ fn parse_operation<T: JsonRpcMessage>(
 fn parse_and_respond<T: JsonRpcMessage>(
     method: &str,
     params: &Value,
-    act: impl FnOnce(T) -> Result<Value, Error>,
+    handle: impl FnOnce(T) -> Result<Value, Error>,
 ) -> AcpRequestHandling {
-    AcpRequestHandling::Responded(T::parse_message(method, params).and_then(act))
+    AcpRequestHandling::Responded(T::parse_message(method, params).and_then(handle))
 }

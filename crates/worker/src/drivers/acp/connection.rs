@@ -1,4 +1,4 @@
-//! JSON-RPC over an agent's two streams. It knows messages and their ids, and nothing of what they mean.
+//! JSON-RPC over an agent's stdin and stdout. This module knows messages and their ids, and nothing of what they mean.
 
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcNotification, JsonRpcRequest, RawJsonRpcId, RawJsonRpcMessage,
@@ -9,24 +9,24 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::drivers::line_transport::{ExitFuture, LineTransport, log_ignored_line};
 
-/// The agent at the other end of two streams.
+/// A JSON-RPC connection to an agent.
 pub(super) struct AcpConnection<R, W> {
     lines: LineTransport<R, W>,
     last_id: i64,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConnection<R, W> {
-    /// Reads from one stream and writes to the other, until the first is over or `exited` says so.
+    /// Reads until the stream ends or `exited` resolves.
     pub(super) fn new(from: R, to: W, exited: ExitFuture) -> Self {
         Self { lines: LineTransport::new(from, to, exited), last_id: 0 }
     }
 
-    /// Asks the agent for something. The answer comes among its messages, under this id.
+    /// Queues a request. The response arrives through [`Self::next`] under the returned id.
     pub(super) fn request<T: JsonRpcRequest>(&mut self, request: &T) -> RawJsonRpcId {
         self.request_by_name(request.method(), message_params(request))
     }
 
-    /// The same for a method that the protocol does not know.
+    /// Queues a request for a method that has no type in the protocol crate.
     pub(super) fn request_by_name(&mut self, method: &str, params: Value) -> RawJsonRpcId {
         self.last_id += 1;
         let message = RawJsonRpcMessage::request(method.to_owned(), params, self.last_id);
@@ -34,20 +34,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConnection<R, W> {
         self.last_id.into()
     }
 
-    /// Tells the agent something.
+    /// Queues a notification.
     pub(super) fn notify<T: JsonRpcNotification>(&mut self, notification: &T) {
         let message =
             RawJsonRpcMessage::notification(notification.method().to_owned(), message_params(notification));
         self.lines.queue_message(&message.expect(PARAMS_ARE_OBJECTS));
     }
 
-    /// Answers what the agent asked for.
-    pub(super) fn respond(&mut self, id: RawJsonRpcId, answer: Result<Value, Error>) {
-        self.lines.queue_message(&RawJsonRpcMessage::response(id, answer));
+    /// Queues the response to a request of the agent.
+    pub(super) fn respond(&mut self, id: RawJsonRpcId, result: Result<Value, Error>) {
+        self.lines.queue_message(&RawJsonRpcMessage::response(id, result));
     }
 
-    /// The agent's next message, or `None` when there will be none. Writes what waits to be written meanwhile, and
-    /// does only that if not `listening`. Nothing is lost if the wait is given up.
+    /// Returns the agent's next message, or `None` at the end of its stream. Queued messages are written meanwhile;
+    /// with `listening` false, nothing is read. Cancel safe.
     pub(super) async fn next(&mut self, listening: bool) -> Option<RawJsonRpcMessage> {
         loop {
             let line = self.lines.next_line(listening).await?;
@@ -58,7 +58,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConnection<R, W> {
         }
     }
 
-    /// Closes the stream to the agent, and gives the other one up to be emptied.
+    /// Closes the agent's stdin and returns its stdout, which the caller drains.
     pub(super) fn hang_up(self) -> R {
         self.lines.hang_up()
     }

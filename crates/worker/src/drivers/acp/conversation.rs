@@ -1,8 +1,8 @@
-//! A conversation with an agent that is ready: turns, and the time between them. One loop puts all that can happen
-//! into one order; it writes while it reads, and stops reading while its session takes nothing more.
+//! A conversation with an agent that is ready: turns, and the time between them. One loop puts everything that can
+//! happen into one order. It writes while it reads, and it stops reading while the session cannot take more updates.
 //!
-//! The crate's own connection is not used on this side, only its types: its queues have no bounds, by design, and it
-//! answers lines that are no messages.
+//! Only the types of the `agent-client-protocol` crate are used on this side, not its connection: its queues are
+//! unbounded by design, and it answers lines that are not messages.
 
 use agent_client_protocol::v1::schema::{
     CancelNotification, CancelRequestNotification, CreateElicitationRequest, Meta, PromptCapabilities,
@@ -17,7 +17,7 @@ use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{TurnOutcome, TurnStopReason, TurnUpdate};
-use qd_protocol::manifest::{QuestionMethod, RefusalRule, SteerMethod as Verb};
+use qd_protocol::manifest::{QuestionMethod, RefusalRule, SteerMethod};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -34,64 +34,64 @@ use crate::drivers::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_fo
 use crate::drivers::turn_state::OpenAsk;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 
-/// The method of a prompt, which for some agents is also their verb for a steer.
+/// The method for prompts. Some agents also take steers through it.
 const PROMPT_METHOD: &str = "session/prompt";
 
-/// A conversation.
+/// A conversation with one ACP agent.
 pub(super) struct AcpConversation<R, W> {
     connection: AcpConnection<R, W>,
     session: SessionId,
     prompt_capabilities: PromptCapabilities,
     service: AcpClientService,
     decoder: AcpEventDecoder,
-    /// The turn that words between turns belong to.
+    /// The run that output between turns belongs to.
     last_run: Option<RunId>,
-    /// Words between turns that are being said; they are not lost when a turn begins.
+    /// Output between turns that is being sent. Kept here so that it is not lost when the next turn begins.
     late_output: Option<EmitFuture<'static>>,
-    /// What the next turn is to tell first.
+    /// A notice that the next turn emits first.
     first_notice: Option<String>,
-    /// Whether the agent reads what we put beside the protocol, a reason for instance.
+    /// Whether the agent reads our `_meta` key, such as the reason of a denial.
     reads_our_meta: bool,
-    /// Why tools were refused, of which the agent could not be told then.
-    untold_reasons: Vec<String>,
+    /// Reasons of denials that could not be passed on at the time; they go with the next prompt.
+    unsent_reasons: Vec<String>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
-    /// Goes on after the opening.
+    /// Takes over the connection after the handshake.
     pub(super) fn new(
         connection: AcpConnection<R, W>,
-        opened: AcpHandshakeResult,
+        handshake: AcpHandshakeResult,
         service: AcpClientService,
     ) -> Self {
-        let forgot =
-            |why| format!("the agent could not go on with its old conversation and began a new one: {why}");
+        let resume_notice =
+            |why| format!("the agent could not resume its old conversation and started a new one: {why}");
         let reads_our_meta =
-            opened.capabilities.meta.as_ref().is_some_and(|meta| meta.contains_key(META_KEY));
+            handshake.capabilities.meta.as_ref().is_some_and(|meta| meta.contains_key(META_KEY));
         Self {
             connection,
-            session: opened.session,
-            prompt_capabilities: opened.capabilities.prompt_capabilities,
+            session: handshake.session,
+            prompt_capabilities: handshake.capabilities.prompt_capabilities,
             service,
-            decoder: opened.decoder,
+            decoder: handshake.decoder,
             last_run: None,
             late_output: None,
-            first_notice: opened.resume_failure.map(forgot),
+            first_notice: handshake.resume_failure.map(resume_notice),
             reads_our_meta,
-            untold_reasons: Vec::new(),
+            unsent_reasons: Vec::new(),
         }
     }
 
-    /// The agent's name for it.
+    /// The agent's id for this conversation.
     pub(super) fn session_id(&self) -> &SessionId {
         &self.session
     }
 
-    /// Closes the stream to the agent and gives the other one up.
+    /// Closes the agent's stdin and returns its stdout.
     pub(super) fn hang_up(self) -> R {
         self.connection.hang_up()
     }
 
-    /// One turn, from its prompt to the agent's answer; `None` if the agent is no more.
+    /// Runs one turn, from the prompt to the agent's response. Returns `None` if the agent has exited.
     pub(super) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -102,36 +102,38 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         }
         self.last_run = Some(turn.run.clone());
         self.decoder.begin_turn();
-        let reasons = std::mem::take(&mut self.untold_reasons);
+        let reasons = std::mem::take(&mut self.unsent_reasons);
         let (request, left_out) =
             prompt_content::prompt_request(self.session.clone(), &self.prompt_capabilities, prompt, &reasons);
-        let mut round = AcpTurn::new(turn, self.connection.request(&request));
-        let cannot = |name| format!("the agent cannot take the file {name}, which was left out");
-        let notices = self.first_notice.take().into_iter().chain(left_out.into_iter().map(cannot)).collect();
-        round.state.emitting = Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
+        let mut open_turn = AcpTurn::new(turn, self.connection.request(&request));
+        let left_out_notice = |name| format!("the agent cannot take the file {name}, which was left out");
+        let notices =
+            self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
+        open_turn.state.emitting =
+            Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
         loop {
-            let listening = round.state.emitting.is_none();
+            let listening = open_turn.state.emitting.is_none();
             tokio::select! {
-                // A cancel first; what was heard before what comes next.
+                // A cancel comes first, and earlier updates are sent before the next message is read.
                 biased;
-                () = turn.cancelled(), if !round.cancelled => self.cancel(&mut round),
-                told = wait_for_emit(&mut round.state.emitting) => {
-                    told?;
-                    round.state.finish_emitting();
+                () = turn.cancelled(), if !open_turn.cancelled => self.cancel(&mut open_turn),
+                sent = wait_for_emit(&mut open_turn.state.emitting) => {
+                    sent?;
+                    open_turn.state.finish_emitting();
                 }
-                Some(answered) = round.state.pending_answers.next() => {
-                    let (id, settled) = answered?;
-                    if round.state.close_ask(&id).is_some() {
-                        self.send_ask_outcome(&mut round, id, settled);
+                Some(resolved) = open_turn.state.pending_answers.next() => {
+                    let (id, outcome) = resolved?;
+                    if open_turn.state.close_ask(&id).is_some() {
+                        self.send_ask_outcome(&mut open_turn, id, outcome);
                     }
                 }
-                steer = turn.next_steer(), if self.steers() && !round.cancelled => {
-                    self.send_steer(&mut round, steer).await?;
+                steer = turn.next_steer(), if self.steers() && !open_turn.cancelled => {
+                    self.send_steer(&mut open_turn, steer).await?;
                 }
                 (id, served) = self.service.next() => self.connection.respond(id, served),
                 message = self.connection.next(listening) => {
                     let Some(message) = message else { return Ok(None) };
-                    if let Some(outcome) = self.handle_message(&mut round, message).await? {
+                    if let Some(outcome) = self.handle_message(&mut open_turn, message).await? {
                         return Ok(Some(outcome));
                     }
                 }
@@ -139,57 +141,63 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         }
     }
 
-    /// The time between turns. What is said belongs to the turn before, nobody is asked anything, and files are
-    /// served. Comes back when the agent is no more; nothing is lost if the wait is given up.
-    pub(super) async fn idle(&mut self, voice: &AgentOutput) {
+    /// Serves the agent between turns. Output belongs to the previous run, asks are cancelled, and files are served.
+    /// Returns when the agent has exited. Cancel safe.
+    pub(super) async fn idle(&mut self, output: &AgentOutput) {
         loop {
             let listening = self.late_output.is_none();
             tokio::select! {
                 biased;
-                // A session that has let go of its agent hears no late words either.
-                _told = wait_for_emit(&mut self.late_output) => self.late_output = None,
+                // The result is ignored: a session that has let go of its agent does not want late output.
+                _sent = wait_for_emit(&mut self.late_output) => self.late_output = None,
                 (id, served) = self.service.next() => self.connection.respond(id, served),
                 message = self.connection.next(listening) => match message {
-                    Some(message) => self.handle_idle_message(voice, message),
+                    Some(message) => self.handle_idle_message(output, message),
                     None => return,
                 },
             }
         }
     }
 
-    /// Asks the agent to stop, once, and answers all that it waits for.
-    fn cancel(&mut self, round: &mut AcpTurn<'_>) {
-        round.mark_cancelled();
+    /// Asks the agent to stop and cancels everything that it waits for.
+    fn cancel(&mut self, open_turn: &mut AcpTurn<'_>) {
+        open_turn.mark_cancelled();
         self.connection.notify(&CancelNotification::new(self.session.clone()));
-        for open in round.state.close_all_asks() {
+        for open in open_turn.state.close_all_asks() {
             self.connection.respond(open.id, open.cancel_answer);
         }
     }
 
-    fn steer_method(&self) -> &Verb {
+    fn steer_method(&self) -> &SteerMethod {
         &self.decoder.profile().steer
     }
 
     fn steers(&self) -> bool {
-        *self.steer_method() != Verb::None
+        *self.steer_method() != SteerMethod::None
     }
 
-    async fn send_steer(&mut self, round: &mut AcpTurn<'_>, steer: DriverSteer) -> Result<(), LinkClosed> {
+    async fn send_steer(
+        &mut self,
+        open_turn: &mut AcpTurn<'_>,
+        steer: DriverSteer,
+    ) -> Result<(), LinkClosed> {
         match self.steer_method().clone() {
-            Verb::None | Verb::Native => round.state.turn.report_steer_missed(steer.number).await,
-            Verb::Request(method) => {
+            SteerMethod::None | SteerMethod::Native => {
+                open_turn.state.turn.report_steer_missed(steer.number).await
+            }
+            SteerMethod::Request(method) => {
                 let id = self.connection.request_by_name(&method, self.text_prompt_params(&steer.text));
-                round.pending_steers.push((id, steer.number));
+                open_turn.pending_steers.push((id, steer.number));
                 Ok(())
             }
-            // It is answered when the turn is over, and so is the prompt before it.
-            Verb::Prompt => {
+            // The agent answers both this and the earlier prompt when the turn is over.
+            SteerMethod::Prompt => {
                 let id = self.connection.request_by_name(PROMPT_METHOD, self.text_prompt_params(&steer.text));
-                round.open_prompts.push(id);
-                round.state.turn.report_steer_taken(steer.number).await
+                open_turn.open_prompts.push(id);
+                open_turn.state.turn.report_steer_taken(steer.number).await
             }
-            Verb::Pull(_) => {
-                round.pullable_steers.push_back(steer);
+            SteerMethod::Pull(_) => {
+                open_turn.pullable_steers.push_back(steer);
                 Ok(())
             }
         }
@@ -199,79 +207,80 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         json!({"sessionId": self.session, "prompt": [{"type": "text", "text": text}]})
     }
 
-    /// Tells the agent what came of an ask.
-    fn send_ask_outcome(&mut self, round: &mut AcpTurn<'_>, id: RawJsonRpcId, settled: AcpAskOutcome) {
-        match settled {
+    /// Sends the agent the outcome of an ask.
+    fn send_ask_outcome(&mut self, open_turn: &mut AcpTurn<'_>, id: RawJsonRpcId, outcome: AcpAskOutcome) {
+        match outcome {
             AcpAskOutcome::Answer(answer) => self.connection.respond(id, Ok(answer)),
             AcpAskOutcome::ToolAllowed { answer, argument } => {
-                round.allowed_arguments.push(argument);
+                open_turn.allowed_arguments.push(argument);
                 self.connection.respond(id, Ok(answer));
             }
             AcpAskOutcome::ToolDenied { answer, tool, reason } => {
-                round.tool_refused = true;
+                open_turn.tool_refused = true;
                 self.connection.respond(id, Ok(answer));
                 if let Some(reason) = reason {
                     self.explain_denial(&tool, &reason);
                 }
             }
-            AcpAskOutcome::OperationAllowed(wish) => self.service.perform_operation(id, wish),
+            AcpAskOutcome::OperationAllowed(operation) => self.service.perform_operation(id, operation),
             AcpAskOutcome::OperationDenied(error) => self.connection.respond(id, Err(error)),
         }
     }
 
-    /// Tells the agent why a tool was refused. The protocol has no word for that; what cannot be told on the way, as to an
-    /// agent that stops there and would begin anew for it, is told with the next prompt.
+    /// Passes the reason of a denial to the agent. The protocol has no field for it, so it goes as a steer. If the
+    /// agent cannot be steered, or ends its turn at a denial and would start a new one for the steer, the reason goes
+    /// with the next prompt.
     fn explain_denial(&mut self, tool: &str, reason: &str) {
         if self.reads_our_meta {
             return;
         }
         let text = format!("{tool} was refused: {reason}");
         match self.steer_method().clone() {
-            Verb::Request(method) if self.decoder.profile().on_tool_refused == RefusalRule::GoesOn => {
-                // Whatever it says to that.
+            SteerMethod::Request(method) if self.decoder.profile().on_tool_refused == RefusalRule::GoesOn => {
+                // The response does not matter.
                 let _id = self.connection.request_by_name(&method, self.text_prompt_params(&text));
             }
-            _ => self.untold_reasons.push(text),
+            _ => self.unsent_reasons.push(text),
         }
     }
 
-    /// What a message means to the turn; gives its outcome if that was it.
+    /// Handles one message during a turn. Returns the outcome if the message ended the turn.
     async fn handle_message<'t>(
         &mut self,
-        round: &mut AcpTurn<'t>,
+        open_turn: &mut AcpTurn<'t>,
         message: RawJsonRpcMessage,
     ) -> Result<Option<TurnOutcome>, LinkClosed> {
         match message {
-            RawJsonRpcMessage::Response(response) if round.open_prompts.contains(response.id()) => {
-                round.open_prompts.retain(|id| id != response.id());
-                let by_refusal = round.tool_refused && !round.cancelled;
-                let outcome = self.turn_outcome(round.state.turn, by_refusal, response).await?;
-                // A steer that was given as a prompt is part of the turn.
-                return Ok(round.open_prompts.is_empty().then_some(outcome));
+            RawJsonRpcMessage::Response(response) if open_turn.open_prompts.contains(response.id()) => {
+                open_turn.open_prompts.retain(|id| id != response.id());
+                let by_refusal = open_turn.tool_refused && !open_turn.cancelled;
+                let outcome = self.turn_outcome(open_turn.state.turn, by_refusal, response).await?;
+                // Steers sent as prompts are part of the turn, so it ends with the last of them.
+                return Ok(open_turn.open_prompts.is_empty().then_some(outcome));
             }
             RawJsonRpcMessage::Response(response) => {
-                if let Some(at) = round.pending_steers.iter().position(|(id, _)| id == response.id()) {
-                    let (_, number) = round.pending_steers.swap_remove(at);
+                if let Some(at) = open_turn.pending_steers.iter().position(|(id, _)| id == response.id()) {
+                    let (_, number) = open_turn.pending_steers.swap_remove(at);
                     if steer_was_taken(&response) {
-                        round.state.turn.report_steer_taken(number).await?;
+                        open_turn.state.turn.report_steer_taken(number).await?;
                     } else {
-                        round.state.turn.report_steer_missed(number).await?;
+                        open_turn.state.turn.report_steer_missed(number).await?;
                     }
                 }
             }
             RawJsonRpcMessage::Notification(notification) => match self.parse_notification(notification) {
                 Some(AcpNotification::Update(update)) => {
-                    let said = self.decode_update(update);
-                    if !said.is_empty() {
-                        self.cancel_again(round);
+                    let updates = self.decode_update(update);
+                    if !updates.is_empty() {
+                        self.cancel_again(open_turn);
                     }
-                    round.state.emit(said);
+                    open_turn.state.emit(updates);
                 }
                 Some(AcpNotification::RequestCancelled(id)) => {
-                    if let Some(open) = round.state.close_ask(&id) {
+                    if let Some(ask) = open_turn.state.close_ask(&id) {
                         self.connection.respond(id, Err(Error::request_cancelled()));
-                        for ask in &open.ask_ids {
-                            round.state.turn.withdraw_ask(ask).await;
+                        for ask in &ask.ask_ids {
+                            open_turn.state.turn.withdraw_ask(ask).await;
                         }
                     }
                 }
@@ -279,91 +288,92 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             },
             RawJsonRpcMessage::Request(request) if self.is_steer_pull(&request) => {
                 let mut texts = Vec::new();
-                while let Some(DriverSteer { number, text }) = round.pullable_steers.pop_front() {
-                    round.state.turn.report_steer_taken(number).await?;
+                while let Some(DriverSteer { number, text }) = open_turn.pullable_steers.pop_front() {
+                    open_turn.state.turn.report_steer_taken(number).await?;
                     texts.push(text);
                 }
                 self.connection.respond(request.id, Ok(json!({ "messages": texts })));
             }
             RawJsonRpcMessage::Request(request) => {
                 if let Some((id, wanted)) = self.serve_request(request) {
-                    self.open_ask(round, id, wanted);
+                    self.open_ask(open_turn, id, wanted);
                 }
-                self.cancel_again(round);
+                self.cancel_again(open_turn);
             }
         }
         Ok(None)
     }
 
     fn decode_update(&mut self, update: SessionUpdate) -> Vec<TurnUpdate> {
-        let Self { decoder: ear, service, .. } = self;
-        ear.decode(update, &|terminal| service.terminal_output(terminal))
+        let Self { decoder, service, .. } = self;
+        decoder.decode(update, &|terminal| service.terminal_output(terminal))
     }
 
-    /// Whether the agent asks for what it may have been told on its way.
+    /// Whether the request is the agent pulling its steers.
     fn is_steer_pull(&self, request: &RawJsonRpcRequest) -> bool {
-        matches!(self.steer_method(), Verb::Pull(method) if **method == *request.method)
+        matches!(self.steer_method(), SteerMethod::Pull(method) if **method == *request.method)
     }
 
-    fn cancel_again(&mut self, round: &mut AcpTurn<'_>) {
-        if round.should_cancel_again() {
+    fn cancel_again(&mut self, open_turn: &mut AcpTurn<'_>) {
+        if open_turn.should_cancel_again() {
             self.connection.notify(&CancelNotification::new(self.session.clone()));
         }
     }
 
-    fn open_ask<'t>(&mut self, round: &mut AcpTurn<'t>, id: RawJsonRpcId, wanted: AcpApprovalRequest) {
-        let cancelled = wanted.cancel_answer();
-        let (said, asked) = match wanted {
+    fn open_ask<'t>(&mut self, open_turn: &mut AcpTurn<'t>, id: RawJsonRpcId, request: AcpApprovalRequest) {
+        let cancel_answer = request.cancel_answer();
+        let (updates, ask) = match request {
             AcpApprovalRequest::Permission(request) => {
                 let RequestPermissionRequest { tool_call, options, meta, .. } = *request;
-                let Self { decoder: ear, service, .. } = self;
-                let AcpToolPermission { updates: said, tool, title, input } =
-                    ear.record_permission_request(tool_call, &|terminal| service.terminal_output(terminal));
-                let questions = match ear.profile().questions {
+                let Self { decoder, service, .. } = self;
+                let AcpToolPermission { updates, tool, title, input } = decoder
+                    .record_permission_request(tool_call, &|terminal| service.terminal_output(terminal));
+                let questions = match decoder.profile().questions {
                     QuestionMethod::Permission => AcpAsk::questions(&input, &options),
                     QuestionMethod::Form => None,
                 };
-                let asked = questions
+                let ask = questions
                     .unwrap_or_else(|| AcpAsk::permission(tool, title, input, &options, meta.as_ref()));
-                (said, asked)
+                (updates, ask)
             }
             AcpApprovalRequest::Form(request) => (Vec::new(), AcpAsk::form(*request)),
-            AcpApprovalRequest::Operation(wish) if round.cancelled => {
+            AcpApprovalRequest::Operation(operation) if open_turn.cancelled => {
                 return self
                     .connection
-                    .respond(id, Err(operation_refused(&wish, "the turn is being stopped")));
+                    .respond(id, Err(operation_refused(&operation, "the turn is being stopped")));
             }
-            AcpApprovalRequest::Operation(wish) => {
-                let argument = self.service.root().join(wish.argument());
-                let is_granted =
-                    |it: &String| *it == wish.argument() || self.service.root().join(it) == argument;
-                if round.allowed_arguments.iter().any(is_granted) {
-                    return self.service.perform_operation(id, wish);
+            AcpApprovalRequest::Operation(operation) => {
+                let argument = self.service.root().join(operation.argument());
+                let is_allowed = |allowed: &String| {
+                    *allowed == operation.argument() || self.service.root().join(allowed) == argument
+                };
+                if open_turn.allowed_arguments.iter().any(is_allowed) {
+                    return self.service.perform_operation(id, operation);
                 }
-                (Vec::new(), AcpAsk::operation(wish))
+                (Vec::new(), AcpAsk::operation(operation))
             }
         };
-        round.state.emit(said);
-        match asked {
-            Ok(_) if round.cancelled => self.connection.respond(id, cancelled),
-            Ok(asked) => {
-                let open = OpenAsk { id, ask_ids: asked.ask_ids(), cancel_answer: cancelled };
-                round.state.ask(open, Box::pin(asked.ask_and_wait(round.state.turn)));
+        open_turn.state.emit(updates);
+        match ask {
+            Ok(_) if open_turn.cancelled => self.connection.respond(id, cancel_answer),
+            Ok(ask) => {
+                let open = OpenAsk { id, ask_ids: ask.ask_ids(), cancel_answer };
+                open_turn.state.ask(open, Box::pin(ask.ask_and_wait(open_turn.state.turn)));
             }
             Err(error) => self.connection.respond(id, Err(error)),
         }
     }
 
-    /// What a message means while no turn runs.
-    fn handle_idle_message(&mut self, voice: &AgentOutput, message: RawJsonRpcMessage) {
+    /// Handles one message between turns.
+    fn handle_idle_message(&mut self, output: &AgentOutput, message: RawJsonRpcMessage) {
         match message {
             RawJsonRpcMessage::Response(_) => {}
             RawJsonRpcMessage::Notification(notification) => {
                 if let Some(AcpNotification::Update(update)) = self.parse_notification(notification) {
-                    let said = self.decode_update(update);
-                    // Before the first turn, it is the past that an agent repeats after it was resumed.
-                    if let Some(run) = self.last_run.clone().filter(|_| !said.is_empty()) {
-                        self.late_output = Some(Box::pin(emit_late(voice.clone(), run, said)));
+                    let updates = self.decode_update(update);
+                    // Before the first turn there is no run: then this is the replay of a resumed conversation.
+                    if let Some(run) = self.last_run.clone().filter(|_| !updates.is_empty()) {
+                        self.late_output = Some(Box::pin(emit_late(output.clone(), run, updates)));
                     }
                 }
             }
@@ -371,14 +381,14 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
                 self.connection.respond(request.id, Ok(json!({ "messages": [] })));
             }
             RawJsonRpcMessage::Request(request) => match self.serve_request(request) {
-                // Nobody can be asked, and looking is what agents do.
-                Some((id, AcpApprovalRequest::Operation(wish))) if wish.is_read_only() => {
-                    self.service.perform_operation(id, wish)
+                // Nobody can be asked between turns, but reading is harmless.
+                Some((id, AcpApprovalRequest::Operation(operation))) if operation.is_read_only() => {
+                    self.service.perform_operation(id, operation)
                 }
-                Some((id, AcpApprovalRequest::Operation(wish))) => {
-                    self.connection.respond(id, Err(operation_refused(&wish, "no turn is under way")));
+                Some((id, AcpApprovalRequest::Operation(operation))) => {
+                    self.connection.respond(id, Err(operation_refused(&operation, "no turn is running")));
                 }
-                Some((id, wanted)) => self.connection.respond(id, wanted.cancel_answer()),
+                Some((id, request)) => self.connection.respond(id, request.cancel_answer()),
                 None => {}
             },
         }
@@ -387,27 +397,28 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
     fn parse_notification(&self, notification: RawJsonRpcNotification) -> Option<AcpNotification> {
         let RawJsonRpcNotification { method, params } = notification;
         let params = params_value(params);
-        if let Ok(said) = SessionNotification::parse_message(&method, &params) {
-            // Agents may speak of sessions below ours, which nobody here has asked for.
-            return (said.session_id == self.session).then_some(AcpNotification::Update(said.update));
+        if let Ok(notification) = SessionNotification::parse_message(&method, &params) {
+            // Agents may report on their own child sessions, which no one here has asked for.
+            return (notification.session_id == self.session)
+                .then_some(AcpNotification::Update(notification.update));
         }
-        let given_up = CancelRequestNotification::parse_message(&method, &params).ok()?;
-        Some(AcpNotification::RequestCancelled(given_up.request_id.into()))
+        let cancelled = CancelRequestNotification::parse_message(&method, &params).ok()?;
+        Some(AcpNotification::RequestCancelled(cancelled.request_id.into()))
     }
 
-    /// Begins to do what the agent asks for, or refuses it; gives back what only the turn can decide.
+    /// Starts to serve a request of the agent, or refuses it. Returns the requests that need a decision in the turn.
     fn serve_request(&mut self, request: RawJsonRpcRequest) -> Option<(RawJsonRpcId, AcpApprovalRequest)> {
         let RawJsonRpcRequest { id, method, params } = request;
         let params = params_value(params);
         let wanted = if RequestPermissionRequest::matches_method(&method) {
             RequestPermissionRequest::parse_message(&method, &params)
-                .map(|it| AcpApprovalRequest::Permission(Box::new(it)))
+                .map(|request| AcpApprovalRequest::Permission(Box::new(request)))
         } else if CreateElicitationRequest::matches_method(&method) {
             CreateElicitationRequest::parse_message(&method, &params)
-                .map(|it| AcpApprovalRequest::Form(Box::new(it)))
+                .map(|request| AcpApprovalRequest::Form(Box::new(request)))
         } else {
             match self.service.handle_request(&id, &method, &params) {
-                AcpRequestHandling::NeedsApproval(wish) => Ok(AcpApprovalRequest::Operation(wish)),
+                AcpRequestHandling::NeedsApproval(operation) => Ok(AcpApprovalRequest::Operation(operation)),
                 AcpRequestHandling::NotHandled => Err(Error::method_not_found()),
                 AcpRequestHandling::Pending => return None,
                 AcpRequestHandling::Responded(answer) => {
@@ -435,62 +446,63 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             RawJsonRpcResponse::Result { result, .. } => PromptResponse::from_json("session/prompt", result),
             RawJsonRpcResponse::Error { error, .. } => Err(error.into_acp_error()),
         };
-        let answer = match result {
-            Ok(answer) => answer,
+        let response = match result {
+            Ok(response) => response,
             Err(error) => return Ok(TurnOutcome::failed(run_error(&error))),
         };
-        if let Some(usage) = self.decoder.decode_prompt_response(answer.usage.as_ref(), answer.meta.as_ref())
+        if let Some(usage) =
+            self.decoder.decode_prompt_response(response.usage.as_ref(), response.meta.as_ref())
         {
             turn.emit(usage).await?;
         }
-        if let Some(transcript) = suspended_transcript(answer.meta.as_ref()) {
+        if let Some(transcript) = suspended_transcript(response.meta.as_ref()) {
             return Ok(TurnOutcome { transcript, ..TurnOutcome::of(TurnStopReason::Suspended) });
         }
-        Ok(match answer.stop_reason {
+        Ok(match response.stop_reason {
             StopReason::EndTurn => match self.decoder.turn_failure() {
                 Some(why) => TurnOutcome::failed(RunError::new("agent_error", why)),
                 None => TurnOutcome::of(TurnStopReason::EndTurn),
             },
-            // Some end their turn when a tool is refused, and call that a cancel.
+            // Some agents end their turn when a tool is refused, and report that as a cancel.
             StopReason::Cancelled if by_refusal => TurnOutcome::of(TurnStopReason::EndTurn),
             StopReason::MaxTokens => TurnOutcome::of(TurnStopReason::MaxTokens),
             StopReason::MaxTurnRequests => TurnOutcome::of(TurnStopReason::MaxTurns),
             StopReason::Refusal => TurnOutcome::of(TurnStopReason::Refused),
             StopReason::Cancelled => TurnOutcome::of(TurnStopReason::Cancelled),
             other => {
-                let message = format!("the agent stopped for a reason that we do not know: {other:?}");
+                let message = format!("the agent reported an unknown stop reason: {other:?}");
                 TurnOutcome::failed(RunError::new("agent_error", message))
             }
         })
     }
 }
 
-/// What the agent tells without wanting anything.
+/// A notification from the agent that concerns us.
 #[expect(
     clippy::large_enum_variant,
     reason = "it is taken apart at once, and there is one for every piece of text"
 )]
 enum AcpNotification {
     Update(SessionUpdate),
-    /// It no longer wants an answer to this.
+    /// The agent no longer waits for the response to this request of its own.
     RequestCancelled(RawJsonRpcId),
 }
 
-fn operation_refused(wish: &AcpClientOperation, why: &str) -> Error {
-    Error::new(ErrorCode::INVALID_PARAMS, format!("{} is refused: {why}", wish.tool()))
+fn operation_refused(operation: &AcpClientOperation, why: &str) -> Error {
+    Error::new(ErrorCode::INVALID_PARAMS, format!("{} is refused: {why}", operation.tool()))
 }
 
 fn params_value(params: Option<RawJsonRpcParams>) -> Value {
     params.map(RawJsonRpcParams::into_value).unwrap_or_default()
 }
 
-/// `taken` is our own agent's word, `injected` that of the adapters that invented the method.
+/// Our own scripted agent answers `taken`; the adapters that invented the method answer `injected`.
 fn steer_was_taken(response: &RawJsonRpcResponse) -> bool {
     let RawJsonRpcResponse::Result { result, .. } = response else { return false };
     result["outcome"] == "taken" || result["outcome"] == "injected"
 }
 
-/// The conversation of a turn that is to be resumed with it.
+/// The transcript of a suspended turn, with which it is to be resumed later.
 fn suspended_transcript(meta: Option<&Meta>) -> Option<Vec<Value>> {
     #[derive(Deserialize)]
     struct AcpSuspensionMeta {
@@ -504,8 +516,8 @@ fn suspended_transcript(meta: Option<&Meta>) -> Option<Vec<Value>> {
     quarterdeck_meta(meta).map(|AcpSuspensionMeta { suspended }| suspended.transcript)
 }
 
-/// What went wrong, in the agent's words. A code of our own may come with it.
-pub(super) fn run_error(told: &Error) -> RunError {
+/// Turns an agent's error into a run error. Our own scripted agent may put an error code into `data`.
+pub(super) fn run_error(error: &Error) -> RunError {
     #[derive(Deserialize)]
     struct AcpErrorData {
         quarterdeck: AcpErrorCode,
@@ -514,7 +526,7 @@ pub(super) fn run_error(told: &Error) -> RunError {
     struct AcpErrorCode {
         code: String,
     }
-    let code = told
+    let code = error
         .data
         .as_ref()
         .and_then(|data| AcpErrorData::deserialize(data).ok())
@@ -523,8 +535,8 @@ pub(super) fn run_error(told: &Error) -> RunError {
         code.filter(|code| code.len() <= 64 && code.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
     let code = match &code {
         Some(code) => code,
-        None if told.code == ErrorCode::AUTH_REQUIRED => "agent_not_signed_in",
+        None if error.code == ErrorCode::AUTH_REQUIRED => "agent_not_signed_in",
         None => "agent_error",
     };
-    RunError::new(code, error_text(told))
+    RunError::new(code, error_text(error))
 }

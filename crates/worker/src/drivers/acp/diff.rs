@@ -1,9 +1,9 @@
-//! What a tool changed in a file, as text: the lines that went and the lines that came, with a little around them.
+//! Renders the change that a tool made to a file as a unified diff with one hunk.
 
-/// Lines around a change that are shown.
+/// Unchanged lines shown before and after a change.
 const CONTEXT_LINES: usize = 3;
 
-/// The change from one text to another, in the form that people know from `diff -u`, as one hunk.
+/// The change from `old` to `new` in the format of `diff -u`, as one hunk.
 pub(super) fn unified_diff(path: &str, old: &str, new: &str) -> String {
     let (before, after): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     let shorter = before.len().min(after.len());
@@ -13,29 +13,29 @@ pub(super) fn unified_diff(path: &str, old: &str, new: &str) -> String {
     if head == before.len() && head == after.len() {
         return format!("--- {path}\n+++ {path}\n");
     }
-    let from = head.saturating_sub(CONTEXT_LINES);
-    let gone = &before[head..before.len() - tail];
-    let come = &after[head..after.len() - tail];
+    let first = head.saturating_sub(CONTEXT_LINES);
+    let removed = &before[head..before.len() - tail];
+    let added = &after[head..after.len() - tail];
     let below = &before[before.len() - tail..][..tail.min(CONTEXT_LINES)];
-    let around = head - from + below.len();
+    let context = head - first + below.len();
     let mut text = format!(
         "--- {path}\n+++ {path}\n@@ -{},{} +{},{} @@\n",
-        from + 1,
-        around + gone.len(),
-        from + 1,
-        around + come.len()
+        first + 1,
+        context + removed.len(),
+        first + 1,
+        context + added.len()
     );
-    let mut put = |mark: char, lines: &[&str]| {
+    let mut push_lines = |prefix: char, lines: &[&str]| {
         for line in lines {
-            text.push(mark);
+            text.push(prefix);
             text.push_str(line);
             text.push('\n');
         }
     };
-    put(' ', &before[from..head]);
-    put('-', gone);
-    put('+', come);
-    put(' ', below);
+    push_lines(' ', &before[first..head]);
+    push_lines('-', removed);
+    push_lines('+', added);
+    push_lines(' ', below);
     text
 }
 

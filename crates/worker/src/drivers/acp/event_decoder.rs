@@ -1,5 +1,5 @@
-//! Turns an agent's session updates into what a session hears, and remembers of a turn what its end is judged by.
-//! Nothing is cut here: that comes last, in `fit`.
+//! Turns an agent's session updates into turn updates, and remembers what is needed to judge how a turn ended. Nothing
+//! is truncated here; that happens last, when events are fitted to their size limit.
 
 use agent_client_protocol::v1::schema::{
     ContentBlock, ContentChunk, EmbeddedResourceResource, Meta, Notice, Plan, SessionUpdate, ToolCallUpdate,
@@ -14,31 +14,30 @@ use super::profile::AcpProfile;
 use super::tool_calls::{AcpTerminalLookup, AcpToolCalls, AcpToolPermission};
 use super::usage::AcpUsageCounter;
 
-/// How much of the agent's last words is remembered: an error fits, and an answer need not.
+/// How many bytes of the agent's last text are kept. An error message fits; a longer answer need not.
 const LAST_TEXT_MAX: usize = 16 << 10;
 
-/// Our corner of a `_meta`, if there is one and it is as expected.
+/// Our own entry in a `_meta`, if it is there and has the expected shape.
 pub(super) fn quarterdeck_meta<T: DeserializeOwned>(meta: Option<&Meta>) -> Option<T> {
     T::deserialize(meta?.get(META_KEY)?).ok()
 }
 
-/// The key under which we put what the protocol has no field for.
+/// Our key in a `_meta`, for values that have no field in the protocol.
 pub(crate) const META_KEY: &str = "quarterdeck";
 
-/// What is known of a conversation beyond its text.
+/// Decodes the session updates of one conversation.
 #[derive(Debug, Default)]
 pub(super) struct AcpEventDecoder {
     profile: AcpProfile,
     tool_calls: AcpToolCalls,
     usage: AcpUsageCounter,
-    /// What the agent has said since it last did something.
+    /// The agent's text since its last tool call.
     last_text: String,
-    /// Whether an update told that the turn failed.
+    /// Whether an update reported that the turn failed.
     failure_reported: bool,
 }
 
 impl AcpEventDecoder {
-    /// The ear for an agent of this kind.
     pub(super) fn new(profile: AcpProfile) -> Self {
         Self { profile, ..Self::default() }
     }
@@ -47,7 +46,7 @@ impl AcpEventDecoder {
         &self.profile
     }
 
-    /// Forgets the turn before.
+    /// Clears the state of the previous turn.
     pub(super) fn begin_turn(&mut self) {
         self.tool_calls.clear();
         self.usage.begin_turn();
@@ -55,15 +54,19 @@ impl AcpEventDecoder {
         self.failure_reported = false;
     }
 
-    /// What an update says. Kinds that mean nothing to a session say nothing.
-    pub(super) fn decode(&mut self, update: SessionUpdate, shows: AcpTerminalLookup<'_>) -> Vec<TurnUpdate> {
+    /// Decodes one session update. Kinds that a session has no use for yield nothing.
+    pub(super) fn decode(
+        &mut self,
+        update: SessionUpdate,
+        terminals: AcpTerminalLookup<'_>,
+    ) -> Vec<TurnUpdate> {
         match update {
             SessionUpdate::AgentMessageChunk(chunk) => self.decode_text_chunk(chunk),
             SessionUpdate::AgentThoughtChunk(chunk) => {
                 vec![TurnUpdate::Thought { text: content_block_text(chunk.content) }]
             }
-            SessionUpdate::ToolCall(call) => self.decode_tool_call(call.into(), shows),
-            SessionUpdate::ToolCallUpdate(update) => self.decode_tool_call(update, shows),
+            SessionUpdate::ToolCall(call) => self.decode_tool_call(call.into(), terminals),
+            SessionUpdate::ToolCallUpdate(update) => self.decode_tool_call(update, terminals),
             SessionUpdate::Plan(plan) => vec![TurnUpdate::Plan { entries: plan_entries(plan) }],
             SessionUpdate::UsageUpdate(update) => self.usage.count_update(&update).into_iter().collect(),
             SessionUpdate::Notice(notice) => vec![TurnUpdate::Notice { text: notice_text(notice) }],
@@ -75,16 +78,16 @@ impl AcpEventDecoder {
         }
     }
 
-    /// A tool call that the agent asks about.
+    /// Records a tool call for which the agent requests permission.
     pub(super) fn record_permission_request(
         &mut self,
         call: ToolCallUpdate,
-        shows: AcpTerminalLookup<'_>,
+        terminals: AcpTerminalLookup<'_>,
     ) -> AcpToolPermission {
-        self.tool_calls.record_permission_request(call, shows)
+        self.tool_calls.record_permission_request(call, terminals)
     }
 
-    /// What the answer to a prompt says of its tokens.
+    /// Counts the tokens reported in the response to a prompt.
     pub(super) fn decode_prompt_response(
         &mut self,
         usage: Option<&TurnUsage>,
@@ -93,14 +96,14 @@ impl AcpEventDecoder {
         self.usage.count_response(usage, meta, &self.profile)
     }
 
-    /// What the turn failed of, if it did, whatever the agent says of how it ended. Words alone do not make a failure
-    /// where the model was at work: it may have said them itself.
+    /// Why the turn failed, if it did, whatever stop reason the agent reported. Text that matches an error pattern
+    /// counts only if the model used no tokens: otherwise the model may have written it itself.
     pub(super) fn turn_failure(&self) -> Option<String> {
-        let by_words = !self.usage.has_used() && self.profile.is_error(&self.last_text);
-        let told = self.last_text.trim();
-        (self.failure_reported || by_words).then(|| match told.is_empty() {
-            true => "the agent tells that its turn failed, and not why".to_owned(),
-            false => told.to_owned(),
+        let matches_error = !self.usage.has_used() && self.profile.is_error(&self.last_text);
+        let text = self.last_text.trim();
+        (self.failure_reported || matches_error).then(|| match text.is_empty() {
+            true => "the agent reported that its turn failed, without a reason".to_owned(),
+            false => text.to_owned(),
         })
     }
 
@@ -108,7 +111,7 @@ impl AcpEventDecoder {
         let ContentChunk { content, meta, .. } = chunk;
         let used = self.usage.count_chunk(meta.as_ref(), &self.profile);
         let text = content_block_text(content);
-        let said = if self.profile.is_notice(&text) {
+        let update = if self.profile.is_notice(&text) {
             Some(TurnUpdate::Notice { text: text.trim_end().to_owned() })
         } else {
             if self.last_text.len() < LAST_TEXT_MAX {
@@ -116,16 +119,20 @@ impl AcpEventDecoder {
             }
             (!text.is_empty()).then_some(TurnUpdate::Text { text })
         };
-        said.into_iter().chain(used).collect()
+        update.into_iter().chain(used).collect()
     }
 
-    fn decode_tool_call(&mut self, update: ToolCallUpdate, shows: AcpTerminalLookup<'_>) -> Vec<TurnUpdate> {
+    fn decode_tool_call(
+        &mut self,
+        update: ToolCallUpdate,
+        terminals: AcpTerminalLookup<'_>,
+    ) -> Vec<TurnUpdate> {
         self.last_text.clear();
-        self.tool_calls.update(update, shows)
+        self.tool_calls.update(update, terminals)
     }
 }
 
-/// The text of a piece of content; what is no text is named.
+/// The text of a content block. Anything but text is replaced by its name or type in brackets.
 pub(super) fn content_block_text(content: ContentBlock) -> String {
     match content {
         ContentBlock::Text(text) => text.text,
@@ -151,7 +158,7 @@ fn plan_entries(plan: Plan) -> Vec<PlanEntry> {
             Some(AcpPlanStatus { status }) => status,
             None => serde_json::to_value(&entry.status)
                 .ok()
-                .and_then(|word| word.as_str().map(str::to_owned))
+                .and_then(|status| status.as_str().map(str::to_owned))
                 .unwrap_or_default(),
         };
         PlanEntry { content: entry.content, status }
@@ -181,33 +188,36 @@ mod tests {
         AcpEventDecoder::new(AcpProfile::from_manifest(&Catalog::built_in().get(agent).unwrap(), &spec))
     }
 
-    fn decode_text(ear: &mut AcpEventDecoder, text: &str) -> Vec<TurnUpdate> {
+    fn decode_text(decoder: &mut AcpEventDecoder, text: &str) -> Vec<TurnUpdate> {
         let chunk = ContentChunk::new(ContentBlock::Text(TextContent::new(text)));
-        ear.decode(SessionUpdate::AgentMessageChunk(chunk), &|_| None)
+        decoder.decode(SessionUpdate::AgentMessageChunk(chunk), &|_| None)
     }
 
     #[test]
-    fn a_failure_that_is_told_as_an_answer_is_known_by_its_words_if_no_model_was_at_work() {
-        let mut ear = decoder_for("copilot");
-        assert_eq!(decode_text(&mut ear, "Error: 400 no").len(), 1);
-        assert_eq!(ear.turn_failure().as_deref(), Some("Error: 400 no"));
-        ear.begin_turn();
-        assert_eq!(ear.turn_failure(), None);
-        decode_text(&mut ear, "Error: that is what the file says");
+    fn an_error_sent_as_an_answer_is_a_failure_only_if_no_model_was_used() {
+        let mut decoder = decoder_for("copilot");
+        assert_eq!(decode_text(&mut decoder, "Error: 400 no").len(), 1);
+        assert_eq!(decoder.turn_failure().as_deref(), Some("Error: 400 no"));
+        decoder.begin_turn();
+        assert_eq!(decoder.turn_failure(), None);
+        decode_text(&mut decoder, "Error: that is what the file says");
         let meta = json!({"quota": {"token_count": {"input_tokens": 10, "output_tokens": 2}}});
-        ear.decode_prompt_response(None, meta.as_object());
-        assert_eq!(ear.turn_failure(), None, "the model said so");
+        decoder.decode_prompt_response(None, meta.as_object());
+        assert_eq!(decoder.turn_failure(), None, "the model said so");
     }
 
     #[test]
-    fn a_failure_that_is_told_in_an_update_is_one_and_warnings_are_no_answer() {
-        let mut ear = decoder_for("codex-acp");
-        assert!(matches!(&decode_text(&mut ear, "Warning: old model\n\n")[..], [TurnUpdate::Notice { .. }]));
-        decode_text(&mut ear, "no such key\n\n");
-        assert_eq!(ear.turn_failure(), None);
+    fn a_failure_reported_in_an_update_fails_the_turn_and_a_warning_becomes_a_notice() {
+        let mut decoder = decoder_for("codex-acp");
+        assert!(matches!(
+            &decode_text(&mut decoder, "Warning: old model\n\n")[..],
+            [TurnUpdate::Notice { .. }]
+        ));
+        decode_text(&mut decoder, "no such key\n\n");
+        assert_eq!(decoder.turn_failure(), None);
         let meta = json!({"codex": {"threadStatus": {"type": "systemError"}}});
         let info = SessionInfoUpdate::new().meta(meta.as_object().cloned());
-        ear.decode(SessionUpdate::SessionInfoUpdate(info), &|_| None);
-        assert_eq!(ear.turn_failure().as_deref(), Some("no such key"));
+        decoder.decode(SessionUpdate::SessionInfoUpdate(info), &|_| None);
+        assert_eq!(decoder.turn_failure().as_deref(), Some("no such key"));
     }
 }

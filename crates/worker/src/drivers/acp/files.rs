@@ -1,5 +1,5 @@
-//! The workspace's files, served to agents that would rather have their client read and write. Only what is inside
-//! the workspace once every symlink is followed; this keeps an honest agent at home and is no sandbox.
+//! Serves the workspace's files to agents that read and write through their client. A path must be inside the workspace
+//! after all symlinks are followed. This keeps an honest agent in its workspace; it is no sandbox.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -17,32 +17,31 @@ use serde_json::Value;
 use tokio::fs::{File, OpenOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// The longest file that is read to an agent.
+/// The largest file that is served, in bytes.
 const READ_MAX: usize = BODY_MAX;
-/// Files that may be read and written at once; what comes on top is refused.
+/// The most file requests in progress at once; more are refused.
 const IN_PROGRESS_MAX: usize = 64;
 
-/// An answer, and to what.
+/// A response and the id of its request.
 pub(super) type AcpServiceResponse = (RawJsonRpcId, Result<Value, Error>);
 
-/// What is being read and written. It outlives a turn, since every request is answered.
+/// File requests in progress. They outlive a turn, since every request must be answered.
 pub(super) struct AcpFileService {
     root: PathBuf,
     in_progress: FuturesUnordered<BoxFuture<'static, AcpServiceResponse>>,
 }
 
 impl AcpFileService {
-    /// Serves what is below `root`.
     pub(super) fn for_workspace(root: &Path) -> Self {
         Self { root: root.to_owned(), in_progress: FuturesUnordered::new() }
     }
 
-    /// Where the agent works.
+    /// The agent's working directory.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Begins to read.
+    /// Starts a read.
     pub(super) fn read(&mut self, id: RawJsonRpcId, request: ReadTextFileRequest) {
         let root = self.root.clone();
         self.start_request(id, async move {
@@ -51,7 +50,7 @@ impl AcpFileService {
         });
     }
 
-    /// Begins to write.
+    /// Starts a write.
     pub(super) fn write(&mut self, id: RawJsonRpcId, request: WriteTextFileRequest) {
         let root = self.root.clone();
         self.start_request(id, async move {
@@ -60,10 +59,10 @@ impl AcpFileService {
         });
     }
 
-    /// The next answer; waits for ever if there is none to come. Nothing is lost if the wait is given up.
+    /// Returns the next response, and waits for ever if none is pending. Cancel safe.
     pub(super) async fn next(&mut self) -> AcpServiceResponse {
         match self.in_progress.next().await {
-            Some(served) => served,
+            Some(response) => response,
             None => std::future::pending().await,
         }
     }
@@ -78,7 +77,10 @@ impl AcpFileService {
             if refused {
                 return (
                     id,
-                    Err(Error::new(ErrorCode::INTERNAL_ERROR, "too many files at once; wait for some")),
+                    Err(Error::new(
+                        ErrorCode::INTERNAL_ERROR,
+                        "too many file requests at once; wait for some to finish",
+                    )),
                 );
             }
             (id, work.await)
@@ -88,33 +90,33 @@ impl AcpFileService {
 
 async fn read_text(root: &Path, request: &ReadTextFileRequest) -> Result<String, Error> {
     let path = request.path.as_path();
-    let cannot = |why: &dyn std::fmt::Display| file_error("read", path, why);
-    let real = resolve_in_workspace(root, path).await.map_err(|cause| cannot(&cause))?;
+    let error = |why: &dyn std::fmt::Display| file_error("read", path, why);
+    let resolved = resolve_in_workspace(root, path).await.map_err(|cause| error(&cause))?;
     let file =
-        open_regular_file(OpenOptions::new().read(true), &real).await.map_err(|cause| cannot(&cause))?;
+        open_regular_file(OpenOptions::new().read(true), &resolved).await.map_err(|cause| error(&cause))?;
     let mut content = String::new();
-    file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
+    file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| error(&cause))?;
     if content.len() > READ_MAX {
-        return Err(cannot(&format_args!("it is longer than {READ_MAX} bytes")));
+        return Err(error(&format_args!("it is longer than {READ_MAX} bytes")));
     }
     Ok(line_range(content, request.line, request.limit))
 }
 
 async fn write_text(root: &Path, path: &Path, content: &str) -> Result<(), Error> {
-    let cannot = |cause: std::io::Error| file_error("write", path, &cause);
-    let real = resolve_in_workspace(root, path).await.map_err(cannot)?;
-    if let Some(folder) = real.parent() {
-        tokio::fs::create_dir_all(folder).await.map_err(cannot)?;
+    let error = |cause: std::io::Error| file_error("write", path, &cause);
+    let resolved = resolve_in_workspace(root, path).await.map_err(error)?;
+    if let Some(folder) = resolved.parent() {
+        tokio::fs::create_dir_all(folder).await.map_err(error)?;
     }
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
-    let mut file = open_regular_file(&mut options, &real).await.map_err(cannot)?;
-    file.write_all(content.as_bytes()).await.map_err(cannot)?;
-    // What is not flushed is lost without a word.
-    file.flush().await.map_err(cannot)
+    let mut file = open_regular_file(&mut options, &resolved).await.map_err(error)?;
+    file.write_all(content.as_bytes()).await.map_err(error)?;
+    // Tokio's `File` drops unflushed data without an error.
+    file.flush().await.map_err(error)
 }
 
-/// Opens a file, and nothing else: a pipe or a terminal could keep a thread waiting for ever.
+/// Opens a regular file and nothing else: a pipe or a terminal could block a thread for ever.
 async fn open_regular_file(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = options.custom_flags(flags.bits().cast_signed()).open(path).await?;
@@ -124,33 +126,34 @@ async fn open_regular_file(options: &mut OpenOptions, path: &Path) -> std::io::R
     }
 }
 
-/// The lines from `line` on, which counts from 1, and at most `limit` of them.
+/// At most `limit` lines, starting with `line`, which counts from 1.
 fn line_range(content: String, line: Option<u32>, limit: Option<u32>) -> String {
     if line.is_none() && limit.is_none() {
         return content;
     }
     let first = line.unwrap_or(1).saturating_sub(1) as usize;
-    let most = limit.map_or(usize::MAX, |limit| limit as usize);
-    content.split_inclusive('\n').skip(first).take(most).collect()
+    let max_lines = limit.map_or(usize::MAX, |limit| limit as usize);
+    content.split_inclusive('\n').skip(first).take(max_lines).collect()
 }
 
-/// The real place of a path, which need not exist yet, if that is below the root.
+/// Resolves the symlinks of a path that may not exist yet, and fails if it leads outside `root`.
 pub(super) async fn resolve_in_workspace(root: &Path, path: &Path) -> std::io::Result<PathBuf> {
     if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-        return Err(permission_denied("the path is not absolute and plain"));
+        return Err(permission_denied("the path must be absolute and without `..`"));
     }
     let root = tokio::fs::canonicalize(root).await?;
-    // What does not exist cannot be a symlink: the deepest part that does exist decides. A symlink to nowhere exists.
-    let mut known = path;
-    while tokio::fs::symlink_metadata(known).await.is_err() {
-        known = known.parent().ok_or_else(|| permission_denied("there is no such place"))?;
+    // A component that does not exist cannot be a symlink, so the deepest existing one decides. `symlink_metadata` also
+    // finds a dangling symlink, which then fails to resolve.
+    let mut existing = path;
+    while tokio::fs::symlink_metadata(existing).await.is_err() {
+        existing = existing.parent().ok_or_else(|| permission_denied("no such path"))?;
     }
-    let rest = path.strip_prefix(known).map_err(|_| permission_denied("there is no such place"))?;
-    let real = tokio::fs::canonicalize(known).await?;
-    if !real.starts_with(&root) {
+    let rest = path.strip_prefix(existing).map_err(|_| permission_denied("no such path"))?;
+    let resolved = tokio::fs::canonicalize(existing).await?;
+    if !resolved.starts_with(&root) {
         return Err(permission_denied("it is outside the workspace"));
     }
-    Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
+    Ok(if rest.as_os_str().is_empty() { resolved } else { resolved.join(rest) })
 }
 
 fn permission_denied(why: &str) -> std::io::Error {
@@ -181,24 +184,24 @@ mod tests {
 
     #[tokio::test]
     async fn no_path_and_no_symlink_leads_out_of_the_workspace() {
-        let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        std::fs::write(other.path().join("secret"), "x").unwrap();
-        std::os::unix::fs::symlink(other.path(), home.path().join("door")).unwrap();
-        std::os::unix::fs::symlink(other.path().join("absent"), home.path().join("trap")).unwrap();
-        let ways = [
-            other.path().join("secret"),
-            home.path().join("door/secret"),
-            home.path().join("door/new"),
-            home.path().join("trap"),
-            home.path().join("..").join(other.path().file_name().unwrap()).join("secret"),
+        let (workspace, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(outside.path().join("secret"), "x").unwrap();
+        std::os::unix::fs::symlink(outside.path(), workspace.path().join("door")).unwrap();
+        std::os::unix::fs::symlink(outside.path().join("absent"), workspace.path().join("trap")).unwrap();
+        let paths = [
+            outside.path().join("secret"),
+            workspace.path().join("door/secret"),
+            workspace.path().join("door/new"),
+            workspace.path().join("trap"),
+            workspace.path().join("..").join(outside.path().file_name().unwrap()).join("secret"),
             PathBuf::from("secret"),
         ];
-        for way in ways {
-            assert!(read_all(home.path(), &way).await.is_err(), "{}", way.display());
-            assert!(write_text(home.path(), &way, "y").await.is_err(), "{}", way.display());
+        for path in paths {
+            assert!(read_all(workspace.path(), &path).await.is_err(), "{}", path.display());
+            assert!(write_text(workspace.path(), &path, "y").await.is_err(), "{}", path.display());
         }
-        assert_eq!(std::fs::read_to_string(other.path().join("secret")).unwrap(), "x");
-        assert!(!other.path().join("absent").exists() && !other.path().join("new").exists());
+        assert_eq!(std::fs::read_to_string(outside.path().join("secret")).unwrap(), "x");
+        assert!(!outside.path().join("absent").exists() && !outside.path().join("new").exists());
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! How a conversation begins: the handshake, then a new session or an old one. What a resumed agent repeats of its
-//! past is thrown away here, because the session has it already.
+//! The handshake with an agent: initialize, then open a new session or resume an old one. The history that a resumed
+//! agent replays is dropped here, because the session already has it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,103 +25,94 @@ use super::event_decoder::{AcpEventDecoder, META_KEY, quarterdeck_meta};
 use super::profile::AcpProfile;
 use crate::drivers::tool_server::{SERVER_NAME, ToolServer};
 
-/// Silence after which an agent that repeats the past late is believed to have done so.
+/// How long an agent that replays late must be silent before its replay counts as finished.
 const REPLAY_SILENCE: Duration = Duration::from_millis(400);
-/// How long it is listened to at most.
+/// The longest time to wait for a late replay.
 const REPLAY_MAX: Duration = Duration::from_secs(10);
 
-/// What a conversation begins with.
+/// Options for opening a conversation.
 #[derive(Debug)]
 pub(super) struct AcpHandshakeOptions<'a> {
     pub(super) cwd: &'a Path,
     pub(super) model: Option<&'a str>,
     pub(super) system_prompt: Option<&'a str>,
-    /// The agent's name for the conversation to go on with.
+    /// The agent's id of the conversation to resume.
     pub(super) resume: Option<&'a str>,
-    /// What is peculiar to the agent.
     pub(super) profile: AcpProfile,
-    /// Whether commands are run for the agent.
+    /// Whether we offer to run commands for the agent.
     pub(super) runs_commands: bool,
-    /// The server that it is given.
+    /// Our MCP server, which the agent is to start.
     pub(super) tools: Option<ToolServer>,
 }
 
-/// What came of it.
+/// A conversation that was opened.
 #[derive(Debug)]
 pub(super) struct AcpHandshakeResult {
     pub(super) session: SessionId,
     pub(super) capabilities: AgentCapabilities,
-    /// What it has counted so far: a resumed agent's totals go on.
+    /// The decoder used during the handshake. It has counted the usage totals, which continue in a resumed
+    /// conversation.
     pub(super) decoder: AcpEventDecoder,
-    /// Why the old conversation was not gone on with, if that was wanted.
+    /// Why the old conversation could not be resumed, if that was requested.
     pub(super) resume_failure: Option<String>,
 }
 
-/// Why nothing came of it.
+/// Why no conversation could be opened.
 #[derive(Debug)]
 pub(super) enum AcpHandshakeError {
-    /// The agent is no more.
     AgentExited,
-    /// It would not.
+    /// The agent answered with an error.
     Refused(Error),
 }
 
-/// Shakes hands and opens a session.
+/// Initializes the agent and opens a session: the old one if it can be resumed, else a new one.
 pub(super) async fn perform_handshake<R, W>(
-    peer: &mut AcpConnection<R, W>,
-    opening: &AcpHandshakeOptions<'_>,
+    connection: &mut AcpConnection<R, W>,
+    options: &AcpHandshakeOptions<'_>,
 ) -> Result<AcpHandshakeResult, AcpHandshakeError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut ear = AcpEventDecoder::new(opening.profile.clone());
-    let hello = call(peer, &mut ear, &initialize_request(opening.runs_commands)).await?;
+    let mut decoder = AcpEventDecoder::new(options.profile.clone());
+    let hello = call(connection, &mut decoder, &initialize_request(options.runs_commands)).await?;
     if hello.protocol_version != ProtocolVersion::V1 {
-        let message =
-            format!("the agent speaks version {} of the protocol; we speak 1", hello.protocol_version);
+        let message = format!(
+            "the agent speaks version {} of the Agent Client Protocol; only version 1 is supported",
+            hello.protocol_version
+        );
         return Err(AcpHandshakeError::Refused(Error::new(Error::invalid_request().code, message)));
     }
-    let can = hello.agent_capabilities;
-    let mut forgot = None;
-    if let Some(id) = opening.resume.filter(|_| !is_stateless(&can)) {
-        match resume_session(peer, &mut ear, &can, opening, id).await {
-            Ok(choices) => {
+    let capabilities = hello.agent_capabilities;
+    let mut resume_failure = None;
+    if let Some(id) = options.resume.filter(|_| !is_stateless(&capabilities)) {
+        match resume_session(connection, &mut decoder, &capabilities, options, id).await {
+            Ok(settings) => {
                 let session = SessionId::new(id);
-                if opening.profile.late_replay {
-                    drain_replay(peer, &mut ear).await?;
+                if options.profile.late_replay {
+                    drain_replay(connection, &mut decoder).await?;
                 }
-                apply_settings(peer, &mut ear, &session, opening, &choices).await?;
-                return Ok(AcpHandshakeResult {
-                    session,
-                    capabilities: can,
-                    decoder: ear,
-                    resume_failure: forgot,
-                });
+                apply_settings(connection, &mut decoder, &session, options, &settings).await?;
+                return Ok(AcpHandshakeResult { session, capabilities, decoder, resume_failure });
             }
             Err(AcpHandshakeError::AgentExited) => return Err(AcpHandshakeError::AgentExited),
-            Err(AcpHandshakeError::Refused(error)) => forgot = Some(error_text(&error)),
+            Err(AcpHandshakeError::Refused(error)) => resume_failure = Some(error_text(&error)),
         }
     }
-    let request = NewSessionRequest::new(opening.cwd)
-        .mcp_servers(opening.mcp_servers())
-        .meta(opening.quarterdeck_session_meta());
-    // What it counted for a conversation that it then refused does not count.
-    ear = AcpEventDecoder::new(opening.profile.clone());
-    let answer = call_raw(peer, &mut ear, request.method(), &request).await?;
-    let opened = NewSessionResponse::from_json(request.method(), answer.clone())
+    let request = NewSessionRequest::new(options.cwd)
+        .mcp_servers(options.mcp_servers())
+        .meta(options.quarterdeck_session_meta());
+    // Usage counted for the conversation that could not be resumed is dropped.
+    decoder = AcpEventDecoder::new(options.profile.clone());
+    let response = call_raw(connection, &mut decoder, request.method(), &request).await?;
+    let new_session = NewSessionResponse::from_json(request.method(), response.clone())
         .map_err(AcpHandshakeError::Refused)?;
-    let choices = AcpSessionSettings::parse(answer);
-    apply_settings(peer, &mut ear, &opened.session_id, opening, &choices).await?;
-    Ok(AcpHandshakeResult {
-        session: opened.session_id,
-        capabilities: can,
-        decoder: ear,
-        resume_failure: forgot,
-    })
+    let settings = AcpSessionSettings::parse(response);
+    apply_settings(connection, &mut decoder, &new_session.session_id, options, &settings).await?;
+    Ok(AcpHandshakeResult { session: new_session.session_id, capabilities, decoder, resume_failure })
 }
 
-/// What an agent lets its client choose, as it stands.
+/// The settings of a session that a client may change, with their current values.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct AcpSessionSettings {
@@ -143,7 +134,7 @@ struct AcpMode {
     id: String,
 }
 
-/// Older than settings, and not part of the protocol's types any more; several agents know nothing else.
+/// The older way to choose a model, no longer among the protocol's types. Several agents know only this one.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AcpModels {
@@ -162,89 +153,91 @@ struct AcpConfigOption {
 
 impl AcpConfigOption {
     fn offers_value(&self, value: &str) -> bool {
-        let is = |option: &Value| option["value"] == value;
-        let grouped = |option: &Value| option["options"].as_array().is_some_and(|them| them.iter().any(is));
-        self.options.iter().any(|option| is(option) || grouped(option))
+        let matches = |option: &Value| option["value"] == value;
+        let grouped =
+            |option: &Value| option["options"].as_array().is_some_and(|group| group.iter().any(matches));
+        self.options.iter().any(|option| matches(option) || grouped(option))
     }
 }
 
 impl AcpSessionSettings {
-    /// An agent whose words make no sense here lets us choose nothing.
-    fn parse(answer: Value) -> Self {
-        serde_json::from_value(answer).unwrap_or_default()
+    /// If the response has another shape, nothing can be set.
+    fn parse(response: Value) -> Self {
+        serde_json::from_value(response).unwrap_or_default()
     }
 
     fn option_in_category(&self, category: &str) -> Option<&AcpConfigOption> {
-        self.config_options.as_deref()?.iter().find(|setting| setting.category.as_deref() == Some(category))
+        self.config_options.as_deref()?.iter().find(|option| option.category.as_deref() == Some(category))
     }
 }
 
-/// Puts the agent into the mode in which it asks, and gives it its model.
+/// Sets the session mode in which the agent asks for permission, and the model.
 async fn apply_settings<R, W>(
-    peer: &mut AcpConnection<R, W>,
-    ear: &mut AcpEventDecoder,
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
     session: &SessionId,
-    opening: &AcpHandshakeOptions<'_>,
-    choices: &AcpSessionSettings,
+    options: &AcpHandshakeOptions<'_>,
+    settings: &AcpSessionSettings,
 ) -> Result<(), AcpHandshakeError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let set = |setting: &AcpConfigOption, value: &str| {
-        ("session/set_config_option", json!({"sessionId": session, "configId": setting.id, "value": value}))
+    let set = |option: &AcpConfigOption, value: &str| {
+        ("session/set_config_option", json!({"sessionId": session, "configId": option.id, "value": value}))
     };
-    let mut wanted = Vec::new();
-    if let Some(mode) = opening.profile.ask_mode.as_deref() {
-        match (&choices.modes, choices.option_in_category("mode")) {
+    let mut requests = Vec::new();
+    if let Some(mode) = options.profile.ask_mode.as_deref() {
+        match (&settings.modes, settings.option_in_category("mode")) {
             (Some(modes), _) if modes.current_mode_id == mode => {}
             (Some(modes), _) if modes.available_modes.iter().any(|known| known.id == mode) => {
-                wanted.push(("session/set_mode", json!({"sessionId": session, "modeId": mode})));
+                requests.push(("session/set_mode", json!({"sessionId": session, "modeId": mode})));
             }
-            (None, Some(setting))
-                if setting.current_value != Some(json!(mode)) && setting.offers_value(mode) =>
+            (None, Some(option))
+                if option.current_value != Some(json!(mode)) && option.offers_value(mode) =>
             {
-                wanted.push(set(setting, mode));
+                requests.push(set(option, mode));
             }
             _ => {}
         }
     }
-    if let Some(model) = opening.model.filter(|_| !opening.profile.model_set_at_start) {
-        match (choices.option_in_category("model"), &choices.models) {
-            (Some(setting), _) if setting.current_value != Some(json!(model)) => {
-                wanted.push(set(setting, model));
+    if let Some(model) = options.model.filter(|_| !options.profile.model_set_at_start) {
+        match (settings.option_in_category("model"), &settings.models) {
+            (Some(option), _) if option.current_value != Some(json!(model)) => {
+                requests.push(set(option, model));
             }
             (None, Some(models)) if models.current_model_id.as_deref() != Some(model) => {
-                wanted.push(("session/set_model", json!({"sessionId": session, "modelId": model})));
+                requests.push(("session/set_model", json!({"sessionId": session, "modelId": model})));
             }
             _ => {}
         }
     }
-    for (method, params) in wanted {
-        call_raw(peer, ear, method, &params).await?;
+    for (method, params) in requests {
+        call_raw(connection, decoder, method, &params).await?;
     }
     Ok(())
 }
 
-/// Waits until an agent has repeated what it says of the past, all of which is thrown away.
+/// Waits until an agent has finished its replay, and drops all of it.
 async fn drain_replay<R, W>(
-    peer: &mut AcpConnection<R, W>,
-    ear: &mut AcpEventDecoder,
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
 ) -> Result<(), AcpHandshakeError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let until = Instant::now() + REPLAY_MAX;
+    let deadline = Instant::now() + REPLAY_MAX;
     while let Ok(message) =
-        tokio::time::timeout_at(until.min(Instant::now() + REPLAY_SILENCE), peer.next(true)).await
+        tokio::time::timeout_at(deadline.min(Instant::now() + REPLAY_SILENCE), connection.next(true)).await
     {
-        handle_setup_message(peer, ear, message.ok_or(AcpHandshakeError::AgentExited)?);
+        handle_setup_message(connection, decoder, message.ok_or(AcpHandshakeError::AgentExited)?);
     }
     Ok(())
 }
 
-/// An agent's error in one sentence. Many put the cause into `data` and only "Internal error" into the message.
+/// An agent's error as one line of text. Many agents put the cause into `data` and only "Internal error" into the
+/// message.
 pub(super) fn error_text(error: &Error) -> String {
     let details = error.data.as_ref().and_then(|data| {
         data.as_str().or_else(|| data.get("details").or_else(|| data.get("message")).and_then(Value::as_str))
@@ -257,7 +250,7 @@ pub(super) fn error_text(error: &Error) -> String {
 }
 
 impl AcpHandshakeOptions<'_> {
-    /// The servers that the agent is to start.
+    /// The MCP servers that the agent is to start.
     fn mcp_servers(&self) -> Vec<McpServer> {
         let server = |tools: &ToolServer| {
             let env = tools
@@ -272,7 +265,7 @@ impl AcpHandshakeOptions<'_> {
         self.tools.iter().map(server).collect()
     }
 
-    /// What the protocol has no field for.
+    /// Our `_meta` for a new session: values that have no field in the protocol.
     fn quarterdeck_session_meta(&self) -> Meta {
         Meta::from_iter([(
             META_KEY.to_owned(),
@@ -293,47 +286,48 @@ fn initialize_request(runs_commands: bool) -> InitializeRequest {
         .client_info(Implementation::new(META_KEY, env!("CARGO_PKG_VERSION")).title("Quarterdeck".to_owned()))
 }
 
-/// Goes on with an old conversation in the way the agent can; rather in the one that repeats nothing.
+/// Resumes an old conversation. `session/resume` is preferred to `session/load`, because it replays nothing.
 async fn resume_session<R, W>(
-    peer: &mut AcpConnection<R, W>,
-    ear: &mut AcpEventDecoder,
-    can: &AgentCapabilities,
-    opening: &AcpHandshakeOptions<'_>,
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
+    capabilities: &AgentCapabilities,
+    options: &AcpHandshakeOptions<'_>,
     id: &str,
 ) -> Result<AcpSessionSettings, AcpHandshakeError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    if can.session_capabilities.resume.is_some() {
-        let request = ResumeSessionRequest::new(id.to_owned(), opening.cwd)
-            .mcp_servers(opening.mcp_servers())
-            .meta(opening.quarterdeck_session_meta());
-        call_raw(peer, ear, request.method(), &request).await.map(AcpSessionSettings::parse)
-    } else if can.load_session {
-        let request = LoadSessionRequest::new(id.to_owned(), opening.cwd)
-            .mcp_servers(opening.mcp_servers())
-            .meta(opening.quarterdeck_session_meta());
-        call_raw(peer, ear, request.method(), &request).await.map(AcpSessionSettings::parse)
+    if capabilities.session_capabilities.resume.is_some() {
+        let request = ResumeSessionRequest::new(id.to_owned(), options.cwd)
+            .mcp_servers(options.mcp_servers())
+            .meta(options.quarterdeck_session_meta());
+        call_raw(connection, decoder, request.method(), &request).await.map(AcpSessionSettings::parse)
+    } else if capabilities.load_session {
+        let request = LoadSessionRequest::new(id.to_owned(), options.cwd)
+            .mcp_servers(options.mcp_servers())
+            .meta(options.quarterdeck_session_meta());
+        call_raw(connection, decoder, request.method(), &request).await.map(AcpSessionSettings::parse)
     } else {
-        let message = "the agent cannot go on with an old conversation";
+        let message = "the agent cannot resume a conversation";
         Err(AcpHandshakeError::Refused(Error::new(Error::method_not_found().code, message)))
     }
 }
 
-/// Whether each of the agent's prompts stands for itself, so that no conversation can be lost.
-fn is_stateless(can: &AgentCapabilities) -> bool {
+/// Whether the agent handles each prompt on its own, so that there is no conversation to lose.
+fn is_stateless(capabilities: &AgentCapabilities) -> bool {
     #[derive(Deserialize)]
     struct AcpStatelessMeta {
         stateless: bool,
     }
-    quarterdeck_meta(can.meta.as_ref()).is_some_and(|AcpStatelessMeta { stateless }| stateless)
+    quarterdeck_meta(capabilities.meta.as_ref()).is_some_and(|AcpStatelessMeta { stateless }| stateless)
 }
 
-/// Asks and waits for the answer. What is said meanwhile is the past, of which only the totals are kept.
+/// Sends a request and waits for its typed response. Updates that arrive meanwhile are a replay; only their usage
+/// totals are kept.
 async fn call<T, R, W>(
-    peer: &mut AcpConnection<R, W>,
-    ear: &mut AcpEventDecoder,
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
     request: &T,
 ) -> Result<T::Response, AcpHandshakeError>
 where
@@ -341,14 +335,14 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let answer = call_raw(peer, ear, request.method(), request).await?;
-    T::Response::from_json(request.method(), answer).map_err(AcpHandshakeError::Refused)
+    let response = call_raw(connection, decoder, request.method(), request).await?;
+    T::Response::from_json(request.method(), response).map_err(AcpHandshakeError::Refused)
 }
 
-/// The same by a method's name, for an answer as it is.
+/// Sends a request by its method name and returns the raw response.
 async fn call_raw<R, W>(
-    peer: &mut AcpConnection<R, W>,
-    ear: &mut AcpEventDecoder,
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
     method: &str,
     params: &impl Serialize,
 ) -> Result<Value, AcpHandshakeError>
@@ -357,9 +351,9 @@ where
     W: AsyncWrite + Unpin,
 {
     let params = serde_json::to_value(params).expect("the protocol's own types are JSON");
-    let id = peer.request_by_name(method, params);
+    let id = connection.request_by_name(method, params);
     loop {
-        match peer.next(true).await.ok_or(AcpHandshakeError::AgentExited)? {
+        match connection.next(true).await.ok_or(AcpHandshakeError::AgentExited)? {
             RawJsonRpcMessage::Response(response) if *response.id() == id => {
                 return match response {
                     RawJsonRpcResponse::Result { result, .. } => Ok(result),
@@ -368,15 +362,15 @@ where
                     }
                 };
             }
-            other => handle_setup_message(peer, ear, other),
+            other => handle_setup_message(connection, decoder, other),
         }
     }
 }
 
-/// What is said before the first turn.
+/// Handles a message that arrives before the first turn.
 fn handle_setup_message<R, W>(
-    peer: &mut AcpConnection<R, W>,
-    ear: &mut AcpEventDecoder,
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
     message: RawJsonRpcMessage,
 ) where
     R: AsyncRead + Unpin,
@@ -384,11 +378,11 @@ fn handle_setup_message<R, W>(
 {
     match message {
         RawJsonRpcMessage::Response(_) => {}
-        RawJsonRpcMessage::Request(request) => peer.respond(request.id, Err(Error::method_not_found())),
-        RawJsonRpcMessage::Notification(said) => {
-            let params = said.params.map(RawJsonRpcParams::into_value).unwrap_or_default();
-            if let Ok(notification) = SessionNotification::parse_message(&said.method, &params) {
-                ear.decode(notification.update, &|_| None);
+        RawJsonRpcMessage::Request(request) => connection.respond(request.id, Err(Error::method_not_found())),
+        RawJsonRpcMessage::Notification(notification) => {
+            let params = notification.params.map(RawJsonRpcParams::into_value).unwrap_or_default();
+            if let Ok(session_update) = SessionNotification::parse_message(&notification.method, &params) {
+                decoder.decode(session_update.update, &|_| None);
             }
         }
     }

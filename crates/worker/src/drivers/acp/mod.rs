@@ -1,13 +1,14 @@
-//! The driver for agents that speak the Agent Client Protocol on their stdio: one agent, from its start to its end.
-//! It turns prompts into what the agent says; queueing, deadlines and killing are its caller's.
+//! Driver for agents that speak the Agent Client Protocol (ACP) over stdio. It holds one agent from start to exit and
+//! turns prompts into updates. Queueing, deadlines and killing belong to the caller.
 //!
 //! Layout, in reading order:
-//! - `profile`: what is peculiar to one agent.
-//! - `opening`: the handshake, and a session new or old, in the right mode.
-//! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
-//! - `compose`: prompts; `ear`: updates, with `calls`, `diff` and `usage`; `asks`: permissions and questions.
-//! - `service`: what is done for the agent: `files` and `terminals`.
-//! - `wire`: lines of JSON-RPC.
+//! - `profile`: the quirks of one agent, taken from its manifest.
+//! - `handshake`: initializes the agent and opens a new or an old session in the right mode.
+//! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn.
+//! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `diff` and `usage`; `asks`: permission
+//!   requests and questions.
+//! - `client_service`: requests that we serve for the agent, with `files` and `terminals`.
+//! - `connection`: JSON-RPC messages, one per line.
 
 mod asks;
 mod client_service;
@@ -48,72 +49,74 @@ use super::process::{AgentProcess, AgentProgram};
 use super::tool_server::ToolServer;
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// One live agent.
+/// A running ACP agent with an open session.
 pub(crate) struct AcpAgent {
     process: AgentProcess,
     conversation: AcpConversation<pipe::Receiver, pipe::Sender>,
     steers: bool,
-    /// Held as long as the agent lives: without it the keeper ends everything.
+    /// Held for as long as the agent lives: dropping it makes the keeper end everything.
     _keeper: Arc<KeeperHandle>,
 }
 
 impl AcpAgent {
-    /// Starts the agent's process and opens its session, the old one if the specification names it, within the limit.
+    /// Starts the agent's process and opens its session, resuming the one named in `spec` if there is one. Fails if the
+    /// agent is not ready within `limit`.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
         keeper: Arc<KeeperHandle>,
         limit: Duration,
     ) -> Result<Self, RunError> {
-        let late = || {
+        let timeout_error = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
         if manifest.resume.next_minute && spec.agent_session_id.is_some() {
             wait_for_next_minute(spec.last_active).await;
         }
-        let until = tokio::time::Instant::now() + limit;
+        let deadline = tokio::time::Instant::now() + limit;
         let started = tokio::time::timeout_at(
-            until,
+            deadline,
             AgentProcess::start(&keeper, spec, AgentProgram::from_manifest(manifest, spec)),
         )
         .await;
-        let (mut process, stdin, stdout) = started.map_err(|_| late())??;
-        let mut peer = AcpConnection::new(stdout, stdin, process.exited());
+        let (mut process, stdin, stdout) = started.map_err(|_| timeout_error())??;
+        let mut connection = AcpConnection::new(stdout, stdin, process.exited());
         let service = AcpClientService::for_workspace(&spec.cwd, Some(Arc::clone(&keeper)));
-        let opening = AcpHandshakeOptions::from_spec(
+        let options = AcpHandshakeOptions::from_spec(
             spec,
             AcpProfile::from_manifest(manifest, spec),
             service.runs_commands(),
         );
-        let opened =
-            match tokio::time::timeout_at(until, handshake::perform_handshake(&mut peer, &opening)).await {
-                Ok(Ok(opened)) => opened,
+        let handshake =
+            match tokio::time::timeout_at(deadline, handshake::perform_handshake(&mut connection, &options))
+                .await
+            {
+                Ok(Ok(handshake)) => handshake,
                 Ok(Err(AcpHandshakeError::AgentExited)) => {
                     return Err(process.exit_error("before it was ready").await);
                 }
-                Ok(Err(AcpHandshakeError::Refused(told))) => {
-                    let told = RunError { code: "agent_failed_to_start".to_owned(), ..run_error(&told) };
-                    return Err(process.with_stderr(told).await);
+                Ok(Err(AcpHandshakeError::Refused(refusal))) => {
+                    let error = RunError { code: "agent_failed_to_start".to_owned(), ..run_error(&refusal) };
+                    return Err(process.with_stderr(error).await);
                 }
-                Err(_) => return Err(process.with_stderr(late()).await),
+                Err(_) => return Err(process.with_stderr(timeout_error()).await),
             };
-        let talk = AcpConversation::new(peer, opened, service);
-        Ok(Self { process, conversation: talk, steers: manifest.can_steer(), _keeper: keeper })
+        let conversation = AcpConversation::new(connection, handshake, service);
+        Ok(Self { process, conversation, steers: manifest.can_steer(), _keeper: keeper })
     }
 
-    /// The agent's name for the conversation, by which it can be resumed: the one that it is in, also if that is new
-    /// because the old one could not be gone on with. Under the old name each later start would fail in the same way
-    /// and lose what has been said since.
+    /// The agent's id for the current conversation, with which it can be resumed. If the old conversation could not be
+    /// resumed, this is the id of the new one: under the old id every later start would fail in the same way and lose
+    /// everything said since.
     pub(crate) fn session_id(&self) -> Option<String> {
         Some(self.conversation.session_id().to_string())
     }
 
-    /// Whether a turn can be steered.
     pub(crate) fn steers(&self) -> bool {
         self.steers
     }
 
-    /// One turn. If it is dropped, the agent is in an unknown state and must be ended.
+    /// Runs one turn. If the future is dropped, the agent is in an unknown state and must be ended.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -127,25 +130,26 @@ impl AcpAgent {
         }
     }
 
-    /// The time between turns: late words go to `voice` under the run before. Comes back when the agent has ended;
-    /// nothing is lost if the wait is given up.
-    pub(crate) async fn idle(&mut self, voice: &AgentOutput) -> RunError {
-        self.conversation.idle(voice).await;
+    /// Serves the agent between turns: late output goes to `output` under the previous run. Returns when the agent has
+    /// exited. Cancel safe.
+    pub(crate) async fn idle(&mut self, output: &AgentOutput) -> RunError {
+        self.conversation.idle(output).await;
         self.process.exit_error("between two turns").await
     }
 
-    /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
+    /// Asks the agent to exit by closing its stdin, and waits a little. The keeper ends it if it does not.
     pub(crate) async fn stop(self) {
-        let Self { process, conversation: talk, _keeper, .. } = self;
-        process.drain_and_wait(talk.hang_up()).await;
+        let Self { process, conversation, _keeper, .. } = self;
+        process.drain_and_wait(conversation.hang_up()).await;
     }
 }
 
-/// Waits until the minute is over in which a conversation was last used.
-async fn wait_for_next_minute(used: Option<Millis>) {
+/// Waits for the end of the minute in which the conversation was last used. For agents whose manifest sets
+/// `resume.next_minute`.
+async fn wait_for_next_minute(last_used: Option<Millis>) {
     const MINUTE: u64 = 60_000;
     let now = Millis::now();
-    if used.is_some_and(|used| used.0 / MINUTE == now.0 / MINUTE) {
+    if last_used.is_some_and(|last_used| last_used.0 / MINUTE == now.0 / MINUTE) {
         tokio::time::sleep(Duration::from_millis(MINUTE - now.0 % MINUTE)).await;
     }
 }

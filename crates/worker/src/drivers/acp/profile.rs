@@ -1,5 +1,5 @@
-//! What is peculiar to one agent: its manifest, ready to be used. All that a driver does differently for one agent than
-//! for another, it does because of something that stands here.
+//! The quirks of one agent, taken from its manifest and ready to use. Everything that the ACP driver does differently
+//! for one agent than for another depends on a field here.
 
 use agent_client_protocol::v1::schema::Meta;
 use qd_protocol::manifest::{FailureMarker, Manifest, QuestionMethod, RefusalRule, SteerMethod, TokenScope};
@@ -9,24 +9,23 @@ use serde_json::Value;
 
 use crate::drivers::pricing::TokenPricing;
 
-/// What is peculiar to an agent.
+/// The quirks of one ACP agent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AcpProfile {
-    /// Its verb for a word on the way.
+    /// How the agent takes a steer.
     pub(super) steer: SteerMethod,
-    /// What it does when a tool is refused.
+    /// What the agent does after a tool was refused.
     pub(super) on_tool_refused: RefusalRule,
-    /// The mode in which it asks, if it does not begin in that.
+    /// The session mode in which the agent asks for permission, if it does not start in that mode.
     pub(super) ask_mode: Option<String>,
-    /// Whether it was told its model when it was started.
+    /// Whether the model was given on the command line, so that it need not be set over the protocol.
     pub(super) model_set_at_start: bool,
-    /// How it asks people questions.
     pub(super) questions: QuestionMethod,
-    /// Whether it repeats the past only after it has said that it is ready.
+    /// Whether the agent replays the old conversation only after it has answered the resume request.
     pub(super) late_replay: bool,
-    /// Of what it counts tokens.
+    /// Whether the agent's token counts are per turn or per session.
     pub(super) tokens_of: TokenScope,
-    /// What its tokens cost, until it says so itself.
+    /// The price of tokens, used until the agent reports a cost itself.
     pub(super) pricing: TokenPricing,
     pub(super) error_patterns: Vec<Regex>,
     pub(super) notice_patterns: Vec<Regex>,
@@ -35,8 +34,8 @@ pub(super) struct AcpProfile {
 
 impl AcpProfile {
     pub(super) fn from_manifest(manifest: &Manifest, spec: &AgentSpec) -> Self {
-        // Patterns were tried when the manifest was read; one that got past that matches nothing.
-        let patterns = |list: &[String]| list.iter().filter_map(|it| Regex::new(it).ok()).collect();
+        // The manifest's patterns were validated when it was read. A bad one that got past that matches nothing.
+        let patterns = |list: &[String]| list.iter().filter_map(|pattern| Regex::new(pattern).ok()).collect();
         Self {
             steer: manifest.turn.steer.clone(),
             on_tool_refused: manifest.turn.refused,
@@ -52,22 +51,23 @@ impl AcpProfile {
         }
     }
 
-    /// Whether words are for people and no part of the answer.
+    /// Whether the text is a notice for people and not part of the answer.
     pub(super) fn is_notice(&self, text: &str) -> bool {
         self.notice_patterns.iter().any(|pattern| pattern.is_match(text))
     }
 
-    /// Whether words tell that the turn failed.
+    /// Whether a line of the text matches an error pattern.
     pub(super) fn is_error(&self, text: &str) -> bool {
         text.lines().any(|line| self.error_patterns.iter().any(|pattern| pattern.is_match(line)))
     }
 
-    /// Whether an update tells it.
+    /// Whether the `_meta` of an update marks the turn as failed.
     pub(super) fn reports_failure(&self, meta: Option<&Meta>) -> bool {
         let (Some(FailureMarker { meta: pointer, is }), Some(meta)) = (&self.failed_when, meta) else {
             return false;
         };
-        // Not cloned for every update: the first step of the pointer is taken by hand.
+        // `Meta` is a map and has no `pointer()`. Looking up the first segment here saves cloning it into a `Value` for
+        // every update.
         let Some((first, rest)) = pointer.strip_prefix('/').map(|it| it.split_once('/').unwrap_or((it, "")))
         else {
             return false;
@@ -86,16 +86,25 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_failure_is_known_by_a_word_at_its_place() {
-        let at = |meta: &str| AcpProfile {
+    fn a_failure_is_known_by_a_value_at_a_pointer() {
+        let profile_with_pointer = |meta: &str| AcpProfile {
             failed_when: Some(FailureMarker { meta: meta.to_owned(), is: "bad".to_owned() }),
             ..AcpProfile::default()
         };
         let meta = json!({"a": {"b": {"c": "bad"}, "d": "good"}, "e": "bad"});
         let meta = meta.as_object();
-        assert!(at("/a/b/c").reports_failure(meta) && at("/e").reports_failure(meta));
-        assert!(!at("/a/d").reports_failure(meta) && !at("/x/y").reports_failure(meta));
-        assert!(!at("e").reports_failure(meta) && !at("/e").reports_failure(None));
+        assert!(
+            profile_with_pointer("/a/b/c").reports_failure(meta)
+                && profile_with_pointer("/e").reports_failure(meta)
+        );
+        assert!(
+            !profile_with_pointer("/a/d").reports_failure(meta)
+                && !profile_with_pointer("/x/y").reports_failure(meta)
+        );
+        assert!(
+            !profile_with_pointer("e").reports_failure(meta)
+                && !profile_with_pointer("/e").reports_failure(None)
+        );
         assert!(!AcpProfile::default().reports_failure(meta));
     }
 }

@@ -1,5 +1,5 @@
-//! What a prompt looks like to an agent: its text, its files in the form that the agent can take, and the messages of
-//! a conversation that it may have forgotten.
+//! Builds prompts for an agent: the text, the files in a form that the agent accepts, and the messages of a
+//! conversation that the agent may not know yet.
 
 use agent_client_protocol::v1::schema::{
     AudioContent, BlobResourceContents, ContentBlock, EmbeddedResource, EmbeddedResourceResource,
@@ -13,22 +13,22 @@ use serde_json::{Value, json};
 use super::event_decoder::META_KEY;
 use crate::turn::DriverPrompt;
 
-/// The request for a prompt, and the names of the files that the agent cannot take. What it was not told before comes
-/// first.
+/// Builds the prompt request, and returns the names of the files that the agent cannot take. The reasons
+/// of earlier denials that could not be passed on come first in the prompt.
 pub(super) fn prompt_request(
     session: SessionId,
-    can: &PromptCapabilities,
+    capabilities: &PromptCapabilities,
     prompt: &DriverPrompt,
-    untold: &[String],
+    unsent_reasons: &[String],
 ) -> (PromptRequest, Vec<String>) {
-    let mut blocks: Vec<ContentBlock> = untold.iter().map(|words| text_block(words)).collect();
+    let mut blocks: Vec<ContentBlock> = unsent_reasons.iter().map(|text| text_block(text)).collect();
     let mut left_out = Vec::new();
     if !prompt.text.is_empty() {
         blocks.push(text_block(&prompt.text));
     }
-    blocks.extend(unseen_messages(&prompt.messages).into_iter().map(|words| text_block(&words)));
+    blocks.extend(unseen_messages(&prompt.messages).into_iter().map(|text| text_block(&text)));
     for file in &prompt.files {
-        match file_block(file, can) {
+        match file_block(file, capabilities) {
             Some(block) => blocks.push(block),
             None => left_out.push(file.name.clone()),
         }
@@ -41,26 +41,27 @@ pub(super) fn prompt_request(
     (request.meta(meta), left_out)
 }
 
-/// What an agent that remembers its conversation does not know yet: all that comes after its own last words.
+/// The messages that an agent which remembers its conversation has not seen: those after its own last message.
 pub(crate) fn unseen_messages(messages: &[Value]) -> Vec<String> {
-    let known = messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
-    let words = |message: &Value| match &message["content"] {
+    let first_unseen =
+        messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
+    let text = |message: &Value| match &message["content"] {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    messages[known..].iter().map(words).collect()
+    messages[first_unseen..].iter().map(text).collect()
 }
 
-fn file_block(file: &PromptFile, can: &PromptCapabilities) -> Option<ContentBlock> {
+fn file_block(file: &PromptFile, capabilities: &PromptCapabilities) -> Option<ContentBlock> {
     let PromptFile { name, mime, data } = file;
-    if mime.starts_with("image/") && can.image {
+    if mime.starts_with("image/") && capabilities.image {
         return Some(ContentBlock::Image(ImageContent::new(data, mime)));
     }
-    if mime.starts_with("audio/") && can.audio {
+    if mime.starts_with("audio/") && capabilities.audio {
         return Some(ContentBlock::Audio(AudioContent::new(data, mime)));
     }
     let plain = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    if can.embedded_context {
+    if capabilities.embedded_context {
         let uri = format!("attachment:///{name}");
         let resource = match plain {
             Some(text) => EmbeddedResourceResource::TextResourceContents(
@@ -72,11 +73,11 @@ fn file_block(file: &PromptFile, can: &PromptCapabilities) -> Option<ContentBloc
         };
         return Some(ContentBlock::Resource(EmbeddedResource::new(resource)));
     }
-    plain.map(|words| text_block(&format!("{name}:\n{words}")))
+    plain.map(|text| text_block(&format!("{name}:\n{text}")))
 }
 
-fn text_block(words: &str) -> ContentBlock {
-    ContentBlock::Text(TextContent::new(words))
+fn text_block(text: &str) -> ContentBlock {
+    ContentBlock::Text(TextContent::new(text))
 }
 
 #[cfg(test)]
@@ -102,14 +103,14 @@ mod tests {
         let (poor, left_out) = prompt_request("s".into(), &PromptCapabilities::new(), &prompt, &[]);
         assert_eq!(poor.prompt, [text_block("look"), text_block("b.txt:\nwords")]);
         assert_eq!(left_out, ["a.png"]);
-        let can = PromptCapabilities::new().image(true).embedded_context(true);
-        let (rich, left_out) = prompt_request("s".into(), &can, &prompt, &[]);
+        let capabilities = PromptCapabilities::new().image(true).embedded_context(true);
+        let (rich, left_out) = prompt_request("s".into(), &capabilities, &prompt, &[]);
         assert!(matches!(rich.prompt[..], [_, ContentBlock::Image(_), ContentBlock::Resource(_)]));
         assert!(left_out.is_empty());
     }
 
     #[test]
-    fn an_agent_is_told_what_came_after_its_own_last_words() {
+    fn an_agent_gets_the_messages_after_its_own_last_one() {
         let messages = vec![
             json!({"role": "user", "content": "old"}),
             json!({"role": "assistant", "content": "waits"}),

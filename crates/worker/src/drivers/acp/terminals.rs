@@ -1,5 +1,5 @@
-//! Commands that an agent would rather have its client run: processes of the turn, in the keeper's hands like those that
-//! it starts itself. Whether a command may run is decided before it comes here.
+//! Commands that an agent has its client run. They are processes of the turn and supervised by the keeper, like those
+//! that the agent starts itself. Whether a command may run is decided before it gets here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -20,16 +20,16 @@ use tokio::task::JoinSet;
 use super::files::resolve_in_workspace;
 use crate::drivers::process::process_environment;
 
-/// Terminals that an agent may have at once, ended ones that it has not released too.
+/// The most terminals at once, including those whose command has exited but that were not released.
 const TERMINALS_MAX: usize = 64;
-/// What is kept of a terminal's output, unless the agent wants less: its end.
+/// How many bytes of a terminal's output are kept, unless the agent wants fewer. The end is kept.
 const OUTPUT_MAX: usize = 1 << 20;
 
-/// What an agent's terminals are made of.
+/// An agent's open terminals.
 #[derive(Debug)]
 pub(super) struct AcpTerminals {
     root: PathBuf,
-    /// None where nothing can be started.
+    /// `None` where nothing can be started.
     keeper: Option<Arc<KeeperHandle>>,
     open: HashMap<TerminalId, AcpTerminal>,
     last_number: u64,
@@ -40,7 +40,7 @@ struct AcpTerminal {
     pid: u32,
     exit: ExitWatch,
     output: Arc<Mutex<AcpTerminalBuffer>>,
-    /// The tasks that read it, which end with this.
+    /// The tasks that read the output. They end when this is dropped.
     _readers: JoinSet<()>,
 }
 
@@ -51,7 +51,7 @@ struct AcpTerminalBuffer {
     truncated: bool,
 }
 
-/// A command that may run, with what it needs for that.
+/// A command that may run and is ready to start.
 #[derive(Debug)]
 pub(super) struct AcpTerminalCommand {
     keeper: Arc<KeeperHandle>,
@@ -60,62 +60,62 @@ pub(super) struct AcpTerminalCommand {
 }
 
 impl AcpTerminals {
-    /// Those of an agent that works below `root`.
     pub(super) fn for_workspace(root: &Path, keeper: Option<Arc<KeeperHandle>>) -> Self {
         Self { root: root.to_owned(), keeper, open: HashMap::new(), last_number: 0 }
     }
 
-    /// Whether there can be any.
+    /// Whether commands can be run.
     pub(super) fn are_available(&self) -> bool {
         self.keeper.is_some()
     }
 
-    /// The command line as a person would type it, to be judged.
+    /// The command line as a person would type it. The policy judges it.
     pub(super) fn command_line(request: &CreateTerminalRequest) -> String {
         let quoted = request.args.iter().map(|argument| shell_quote(argument));
         std::iter::once(request.command.clone()).chain(quoted).collect::<Vec<_>>().join(" ")
     }
 
-    /// What is to be started; an error if it cannot be.
+    /// Prepares a command. Fails without a keeper, or if too many terminals are open.
     pub(super) fn prepare_command(
         &self,
         request: CreateTerminalRequest,
     ) -> Result<AcpTerminalCommand, Error> {
         let keeper = self.keeper.clone().ok_or_else(Error::method_not_found)?;
         if self.open.len() >= TERMINALS_MAX {
-            return Err(invalid_params(format!("there are {TERMINALS_MAX} terminals already; release some")));
+            return Err(invalid_params(format!("{TERMINALS_MAX} terminals are open already; release some")));
         }
         let CreateTerminalRequest { command, args, env, cwd, output_byte_limit, .. } = request;
-        // Many send a whole line as the command.
+        // Many agents send a whole shell command line as the command.
         let argv = match args.is_empty() {
             true => vec!["/bin/sh".to_owned(), "-c".to_owned(), command],
             false => std::iter::once(command).chain(args).collect(),
         };
         let added: BTreeMap<String, String> = env.into_iter().map(|var| (var.name, var.value)).collect();
-        let most = output_byte_limit.and_then(|most| usize::try_from(most).ok()).unwrap_or(OUTPUT_MAX);
+        let max_output =
+            output_byte_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(OUTPUT_MAX);
         let launch = LaunchSpec {
             argv,
             env: process_environment(added),
             cwd: cwd.unwrap_or_else(|| self.root.clone()),
             arg0: None,
         };
-        Ok(AcpTerminalCommand { keeper, launch, max_output: most.min(OUTPUT_MAX) })
+        Ok(AcpTerminalCommand { keeper, launch, max_output: max_output.min(OUTPUT_MAX) })
     }
 
-    /// Where terminals may work.
+    /// The directory that commands must stay in.
     pub(super) fn root(&self) -> PathBuf {
         self.root.clone()
     }
 
-    /// A terminal has been started.
-    pub(super) fn register(&mut self, kept: KeeperChild, most: usize) -> Result<Value, Error> {
+    /// Registers a started command as a terminal and returns the response for the agent.
+    pub(super) fn register(&mut self, child: KeeperChild, max_output: usize) -> Result<Value, Error> {
         self.last_number += 1;
         let id = TerminalId::new(format!("term_{}", self.last_number));
-        let KeeperChild { pid, stdin, stdout, stderr, exit } = kept;
-        // Nobody types into it.
+        let KeeperChild { pid, stdin, stdout, stderr, exit } = child;
+        // Terminals take no input.
         drop(stdin);
         let output =
-            Arc::new(Mutex::new(AcpTerminalBuffer { max_bytes: most, ..AcpTerminalBuffer::default() }));
+            Arc::new(Mutex::new(AcpTerminalBuffer { max_bytes: max_output, ..AcpTerminalBuffer::default() }));
         let mut readers = JoinSet::new();
         readers.spawn(collect_output(stdout, Arc::clone(&output)));
         readers.spawn(collect_output(stderr, Arc::clone(&output)));
@@ -123,7 +123,7 @@ impl AcpTerminals {
         CreateTerminalResponse::new(id).into_json(METHODS.terminal_create)
     }
 
-    /// What a terminal has shown so far.
+    /// A terminal's output so far.
     pub(super) fn shown_text(&self, id: &TerminalId) -> Option<String> {
         Some(self.open.get(id)?.text().0)
     }
@@ -136,7 +136,7 @@ impl AcpTerminals {
         response.into_json(METHODS.terminal_output)
     }
 
-    /// Resolves when the command has ended.
+    /// Waits for the exit of the command.
     pub(super) fn wait(
         &self,
         id: &TerminalId,
@@ -165,20 +165,20 @@ impl AcpTerminals {
 }
 
 impl AcpTerminalCommand {
-    /// Starts it, if it works inside the workspace.
+    /// Starts the command, if its working directory is inside the workspace.
     pub(super) async fn start(self, root: PathBuf) -> Result<(KeeperChild, usize), Error> {
-        let Self { keeper, mut launch, max_output: most } = self;
+        let Self { keeper, mut launch, max_output } = self;
         launch.cwd = resolve_in_workspace(&root, &launch.cwd)
             .await
             .map_err(|cause| invalid_params(format!("cannot work in {}: {cause}", launch.cwd.display())))?;
         match keeper.spawn_in_turn(launch).await {
-            Ok(kept) => Ok((kept, most)),
-            Err(cause) => Err(invalid_params(format!("cannot start it: {cause}"))),
+            Ok(child) => Ok((child, max_output)),
+            Err(cause) => Err(invalid_params(format!("cannot start the command: {cause}"))),
         }
     }
 }
 
-/// What comes of a terminal that was to be started.
+/// The result of starting a command: its process and the output limit.
 pub(super) type AcpTerminalStart = (RawJsonRpcId, Result<(KeeperChild, usize), Error>);
 
 impl AcpTerminal {
@@ -187,13 +187,13 @@ impl AcpTerminal {
         (String::from_utf8_lossy(&output.bytes).into_owned(), output.truncated)
     }
 
-    /// Ends the command and its group; what has left that is the turn's, and ends with it.
+    /// Kills the command and its process group. Processes that left the group belong to the turn and end with it.
     fn kill(&self) {
         if self.exit.current().is_none()
             && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
         {
-            // It may have ended meanwhile.
-            let _gone = kill_process_group(pid, Signal::KILL);
+            // The command may have exited meanwhile.
+            let _result = kill_process_group(pid, Signal::KILL);
         }
     }
 }
@@ -211,15 +211,15 @@ async fn collect_output(mut stream: impl AsyncRead + Unpin, output: Arc<Mutex<Ac
 }
 
 impl AcpTerminalBuffer {
-    /// Keeps the end, from where a character begins.
-    fn append(&mut self, more: &[u8]) {
-        self.bytes.extend_from_slice(more);
+    /// Appends output and drops the oldest bytes over the limit, up to the start of a character.
+    fn append(&mut self, output: &[u8]) {
+        self.bytes.extend_from_slice(output);
         if self.bytes.len() > self.max_bytes {
-            let mut from = self.bytes.len() - self.max_bytes;
-            while self.bytes.get(from).is_some_and(|byte| byte & 0xc0 == 0x80) {
-                from += 1;
+            let mut start = self.bytes.len() - self.max_bytes;
+            while self.bytes.get(start).is_some_and(|byte| byte & 0xc0 == 0x80) {
+                start += 1;
             }
-            self.bytes.drain(..from);
+            self.bytes.drain(..start);
             self.truncated = true;
         }
     }
@@ -234,7 +234,7 @@ fn invalid_params(message: String) -> Error {
     Error::new(ErrorCode::INVALID_PARAMS, message)
 }
 
-/// An argument as a shell would have to be given it.
+/// Quotes an argument for a shell, if needed.
 fn shell_quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+".contains(c);
     match !argument.is_empty() && argument.chars().all(plain) {

@@ -1,5 +1,5 @@
-//! What is open in one turn: what is being said, the asks that wait, the steers that were passed on, and whether the
-//! agent was asked to stop. It keeps; the loop in `talk` decides.
+//! The state of one turn: pending output, open asks, steers passed on to the agent, and whether it was asked to stop.
+//! This module only keeps state; the loop in `conversation` makes the decisions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,31 +13,30 @@ use super::asks::AcpAskOutcome;
 use crate::drivers::turn_state::TurnState;
 use crate::turn::{DriverSteer, DriverTurn};
 
-/// How often an agent that goes on after its cancel is told again, at most.
+/// The shortest interval between two cancels sent to an agent that keeps working.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What is open in one turn.
+/// The state of one turn.
 pub(super) struct AcpTurn<'t> {
     pub(super) state: TurnState<'t, RawJsonRpcId, Result<Value, Error>, AcpAskOutcome>,
-    /// The requests whose answers end it: its prompt, and steers that were given as prompts.
+    /// Unanswered prompt requests: the turn's prompt, and steers sent as prompts. The turn ends when all are answered.
     pub(super) open_prompts: Vec<RawJsonRpcId>,
-    /// Steers of which the agent has not said what became of them.
+    /// Steers sent as requests that the agent has not answered.
     pub(super) pending_steers: Vec<(RawJsonRpcId, EventNumber)>,
-    /// Steers that the agent has not asked for yet, where it is the one who asks.
+    /// Steers that wait until the agent pulls them.
     pub(super) pullable_steers: VecDeque<DriverSteer>,
-    /// What was allowed so far, by what it was judged by: an agent that asks and then wishes the same has asked once.
+    /// The main arguments of everything allowed in this turn. An agent that asks for permission and then requests the
+    /// same operation from the client is not asked about twice.
     pub(super) allowed_arguments: Vec<String>,
-    /// Whether a tool was refused.
     pub(super) tool_refused: bool,
     pub(super) cancelled: bool,
-    /// When the agent was last told to stop.
     last_cancel_sent: Option<Instant>,
-    /// Whether the agent has been told since it was seen to have begun.
+    /// Whether a cancel was sent after the first sign that the agent has begun this turn.
     cancelled_since_start: bool,
 }
 
 impl<'t> AcpTurn<'t> {
-    /// Nothing is open yet but its prompt.
+    /// A turn in which only the prompt is open.
     pub(super) fn new(turn: &'t DriverTurn<'t>, prompt: RawJsonRpcId) -> Self {
         Self {
             state: TurnState::new(turn),
@@ -52,17 +51,17 @@ impl<'t> AcpTurn<'t> {
         }
     }
 
-    /// The agent is told to stop.
+    /// Records that a cancel was sent.
     pub(super) fn mark_cancelled(&mut self) {
         self.cancelled = true;
         self.last_cancel_sent = Some(Instant::now());
     }
 
-    /// Whether an agent that was told to stop, and has just done something of a turn, is to be told again: it may have
-    /// missed a cancel that reached it before its turn had begun, and that this turn has begun shows only now.
+    /// Whether to send another cancel to an agent that has just shown activity after a cancel. The first cancel may
+    /// have reached the agent before its turn had begun and been ignored; only activity shows that the turn has begun.
     pub(super) fn should_cancel_again(&mut self) -> bool {
-        let Some(told) = self.last_cancel_sent else { return false };
-        if self.cancelled_since_start && told.elapsed() < CANCEL_INTERVAL {
+        let Some(last_sent) = self.last_cancel_sent else { return false };
+        if self.cancelled_since_start && last_sent.elapsed() < CANCEL_INTERVAL {
             return false;
         }
         self.cancelled_since_start = true;

@@ -1,5 +1,5 @@
-//! What an agent has used. Agents tell totals of a conversation, of a turn, or of one call of the model; a session wants
-//! increments, and the price of those where the agent does not tell it.
+//! Counts an agent's usage. Agents report totals of a conversation, of a turn, or of one model call. A session needs
+//! increments, and their price where the agent does not report it.
 
 use agent_client_protocol::v1::schema::{Meta, Usage as TurnUsage, UsageUpdate};
 use qd_protocol::event::TokenUsage;
@@ -12,11 +12,11 @@ use super::event_decoder::quarterdeck_meta;
 use super::profile::AcpProfile;
 use crate::drivers::pricing::{TOKENS_MAX, clamp_cost, round_cost};
 
-/// What has been counted of a conversation.
+/// The usage counted so far in a conversation.
 #[derive(Debug, Default)]
 pub(super) struct AcpUsageCounter {
     totals: AcpUsageTotals,
-    /// Whether the turn has used any.
+    /// Whether the current turn used any tokens or money.
     used_in_turn: bool,
 }
 
@@ -27,7 +27,7 @@ struct AcpUsageTotals {
     cost_usd: f64,
 }
 
-/// Tokens as agents write them in a `_meta`, in either spelling.
+/// Token counts as agents write them in a `_meta`, in either spelling.
 #[derive(Deserialize)]
 struct AcpTokenCounts {
     #[serde(alias = "inputTokens")]
@@ -37,17 +37,17 @@ struct AcpTokenCounts {
 }
 
 impl AcpUsageCounter {
-    /// Another turn begins.
     pub(super) fn begin_turn(&mut self) {
         self.used_in_turn = false;
     }
 
-    /// Whether anything was used since.
+    /// Whether anything was used since the turn began.
     pub(super) fn has_used(&self) -> bool {
         self.used_in_turn
     }
 
-    /// An update about the conversation: our own agent tells its tokens, others the cost.
+    /// Counts a usage update, which has totals of the conversation. Our own scripted agent reports tokens, others a
+    /// cost.
     pub(super) fn count_update(&mut self, update: &UsageUpdate) -> Option<TurnUpdate> {
         let mut totals = self.totals;
         if let Some(AcpTokenCounts { input_tokens, output_tokens }) = quarterdeck_meta(update.meta.as_ref()) {
@@ -59,14 +59,14 @@ impl AcpUsageCounter {
         self.report_increase(totals, None)
     }
 
-    /// What stands beside a piece of text: the tokens of the call of the model that made it.
+    /// Counts the tokens in the `_meta` of a text chunk: those of the model call that produced it.
     pub(super) fn count_chunk(&mut self, meta: Option<&Meta>, profile: &AcpProfile) -> Option<TurnUpdate> {
         let AcpTokenCounts { input_tokens, output_tokens } =
             AcpTokenCounts::deserialize(meta?.get("usage")?).ok()?;
         self.add_tokens(input_tokens, output_tokens, profile)
     }
 
-    /// What the answer to a prompt tells.
+    /// Counts the tokens in the response to a prompt.
     pub(super) fn count_response(
         &mut self,
         usage: Option<&TurnUsage>,
@@ -74,15 +74,15 @@ impl AcpUsageCounter {
         profile: &AcpProfile,
     ) -> Option<TurnUpdate> {
         let (input, output) = match usage {
-            // Some count what was cached among the input and some beside it; the total is the same.
+            // Some agents count cached tokens as part of the input and some do not; the total is the same.
             Some(usage) => {
-                let read = usage.total_tokens.saturating_sub(usage.output_tokens);
-                (read.max(usage.input_tokens), usage.output_tokens)
+                let input = usage.total_tokens.saturating_sub(usage.output_tokens);
+                (input.max(usage.input_tokens), usage.output_tokens)
             }
             None => {
-                let told: &Value = meta?.get("quota")?.get("token_count")?;
+                let counts: &Value = meta?.get("quota")?.get("token_count")?;
                 let AcpTokenCounts { input_tokens, output_tokens } =
-                    AcpTokenCounts::deserialize(told).ok()?;
+                    AcpTokenCounts::deserialize(counts).ok()?;
                 (input_tokens, output_tokens)
             }
         };
@@ -105,23 +105,24 @@ impl AcpUsageCounter {
         self.report_increase(AcpUsageTotals { input_tokens, output_tokens, cost_usd }, Some(profile))
     }
 
-    /// What was used since the last report. A total that fell has been counted anew from nothing; one that no agent can
-    /// have used counts as the most that one could.
+    /// The increase since the last report. A total that fell was reset to zero in between. Implausible totals are
+    /// clamped to the maximum.
     fn report_increase(&mut self, now: AcpUsageTotals, profile: Option<&AcpProfile>) -> Option<TurnUpdate> {
         let now = AcpUsageTotals {
             input_tokens: now.input_tokens.min(TOKENS_MAX),
             output_tokens: now.output_tokens.min(TOKENS_MAX),
             cost_usd: clamp_cost(now.cost_usd),
         };
-        let tokens = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let increase = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let before = std::mem::replace(&mut self.totals, now);
-        let more = if now.cost_usd < before.cost_usd { now.cost_usd } else { now.cost_usd - before.cost_usd };
-        let input_tokens = tokens(now.input_tokens, before.input_tokens);
-        let output_tokens = tokens(now.output_tokens, before.output_tokens);
-        // An agent that tells what it cost knows better than the settings.
+        let added_cost =
+            if now.cost_usd < before.cost_usd { now.cost_usd } else { now.cost_usd - before.cost_usd };
+        let input_tokens = increase(now.input_tokens, before.input_tokens);
+        let output_tokens = increase(now.output_tokens, before.output_tokens);
+        // A cost reported by the agent takes precedence over our prices.
         let pricing = profile.map(|profile| &profile.pricing).filter(|_| now.cost_usd == 0.0);
         let priced = pricing.map_or(0.0, |pricing| pricing.cost(input_tokens as f64, output_tokens as f64));
-        let usage = TokenUsage { input_tokens, output_tokens, cost_usd: round_cost(more + priced) };
+        let usage = TokenUsage { input_tokens, output_tokens, cost_usd: round_cost(added_cost + priced) };
         if usage == TokenUsage::default() {
             return None;
         }
@@ -201,10 +202,10 @@ mod tests {
     fn tokens_are_found_where_agents_put_them() {
         let profile = AcpProfile::default();
         let mut counter = AcpUsageCounter::default();
-        let beside = json!({"usage": {"inputTokens": 100, "outputTokens": 7, "totalTokens": 107}});
-        assert_eq!(counter.count_chunk(beside.as_object(), &profile), usage_update(100, 7, 0.0));
+        let chunk_meta = json!({"usage": {"inputTokens": 100, "outputTokens": 7, "totalTokens": 107}});
+        assert_eq!(counter.count_chunk(chunk_meta.as_object(), &profile), usage_update(100, 7, 0.0));
         assert_eq!(
-            counter.count_chunk(beside.as_object(), &profile),
+            counter.count_chunk(chunk_meta.as_object(), &profile),
             usage_update(100, 7, 0.0),
             "each call is another"
         );

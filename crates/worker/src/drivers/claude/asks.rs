@@ -1,5 +1,5 @@
-//! What the agent asks before it uses a tool, and the answers to that: permissions, and the questions of the tool that
-//! asks people. Nothing is sent here; an [`Asked`] is what a turn asks its session, and knows what the agent is told then.
+//! Asks before the agent uses a tool: permission requests, and the questions of its tool for asking people. Nothing is
+//! sent here. A [`ClaudeAsk`] puts its questions to the session and knows which response the agent then gets.
 
 use qd_link::LinkClosed;
 use qd_link::event_size::OPTIONS_BYTES;
@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 
 use crate::turn::{DriverTurn, new_ask_id};
 
-/// Questions that the agent may ask at once.
+/// The most questions in one request.
 const QUESTIONS_MAX: usize = 32;
-/// Options that one question may have.
+/// The most options offered for one question.
 const OPTIONS_MAX: usize = 128;
 
-/// A tool that the agent wants to use. What it suggests to allow for ever is not read: a yes holds once, so that every
-/// later call meets the rules again.
+/// A tool that the agent wants to use. Its suggestions for permanent rules are not read: permission is given once, so
+/// that every later call is judged by the policy again.
 #[derive(Debug, Deserialize)]
 pub(super) struct ClaudeApprovalRequest {
     pub(super) tool_name: String,
@@ -25,21 +25,21 @@ pub(super) struct ClaudeApprovalRequest {
     input: Map<String, Value>,
     #[serde(default)]
     description: Option<String>,
-    /// Whether it is not about a permission at all, or not alone.
+    /// Whether the tool needs an answer from a person, not just permission.
     #[serde(default)]
     requires_user_interaction: bool,
 }
 
-/// Something that the agent waits for.
+/// An ask that the agent waits for.
 #[derive(Debug)]
 pub(super) enum ClaudeAsk {
-    /// May this tool be used?
+    /// A permission request for a tool.
     Permission { ask: AskRequest, input: Map<String, Value> },
-    /// One question after the other; the answers are put into the tool's arguments.
+    /// Questions, asked one after the other. The answers are put into the tool's arguments.
     Questions { asks: Vec<(AskRequest, ClaudeQuestion)>, input: Map<String, Value> },
 }
 
-/// A question as the agent puts it.
+/// A question in the agent's format.
 #[derive(Debug, Deserialize)]
 pub(super) struct ClaudeQuestion {
     question: String,
@@ -55,17 +55,17 @@ struct ClaudeQuestionOption {
 }
 
 impl ClaudeAsk {
-    /// What is to be asked; a plan is what the tool asks for, where its arguments do not say so.
+    /// Builds the ask for a request. `plan` is the plan to approve, which the tool's arguments may leave out.
     pub(super) fn from_request(
-        wanted: ClaudeApprovalRequest,
+        request: ClaudeApprovalRequest,
         plan: Option<&str>,
     ) -> Result<Self, getrandom::Error> {
-        let ClaudeApprovalRequest { tool_name, input, description, requires_user_interaction } = wanted;
+        let ClaudeApprovalRequest { tool_name, input, description, requires_user_interaction } = request;
         if requires_user_interaction && let Some(questions) = parse_questions(&input) {
             let asks = questions.into_iter().map(|question| Ok((question.to_ask()?, question)));
             return Ok(Self::Questions { asks: asks.collect::<Result<_, _>>()?, input });
         }
-        let prompt = plan.map(str::to_owned).or(description).filter(|words| !words.is_empty());
+        let prompt = plan.map(str::to_owned).or(description).filter(|text| !text.is_empty());
         let ask = AskRequest {
             id: new_ask_id()?,
             kind: AskKind::Permission,
@@ -79,7 +79,7 @@ impl ClaudeAsk {
         Ok(Self::Permission { ask, input })
     }
 
-    /// The ids by which it is withdrawn.
+    /// The ids with which its questions are withdrawn.
     pub(super) fn ask_ids(&self) -> Vec<AskId> {
         match self {
             Self::Permission { ask, .. } => vec![ask.id.clone()],
@@ -87,7 +87,7 @@ impl ClaudeAsk {
         }
     }
 
-    /// Asks, waits, and gives what the agent is to be told.
+    /// Asks the session, waits for the answer, and returns the response for the agent.
     pub(super) async fn ask_and_wait(self, turn: &DriverTurn<'_>) -> Result<Value, LinkClosed> {
         match self {
             Self::Permission { ask, input } => {
@@ -119,11 +119,11 @@ impl ClaudeAsk {
 
 impl ClaudeQuestion {
     fn to_ask(&self) -> Result<AskRequest, getrandom::Error> {
-        let labels: Vec<_> = self.options.iter().map(|choice| choice.label.clone()).collect();
+        let labels: Vec<_> = self.options.iter().map(|option| option.label.clone()).collect();
         let fits =
             labels.len() <= OPTIONS_MAX && labels.iter().map(String::len).sum::<usize>() <= OPTIONS_BYTES;
         let (prompt, options) = match self.many {
-            // Several at once cannot be listed as options: they are named instead.
+            // A choice of several cannot be offered as options, so the prompt lists them.
             true if fits => (format!("{} (any of: {})", self.question, labels.join(", ")), Vec::new()),
             _ => (self.question.clone(), if fits && !self.many { labels } else { Vec::new() }),
         };
@@ -140,15 +140,15 @@ impl ClaudeQuestion {
         })
     }
 
-    /// What the agent gets for an answer; `None` if it is none.
+    /// The value that the agent gets for an answer. `None` if the answer does not fit the question.
     fn parse_answer(&self, answer: &AskAnswer) -> Option<String> {
         let value = answer.value.as_deref()?;
-        let is_one = |word: &str| self.options.iter().any(|choice| choice.label == word);
-        if !self.many || is_one(value) {
+        let is_option = |label: &str| self.options.iter().any(|option| option.label == label);
+        if !self.many || is_option(value) {
             return Some(value.to_owned());
         }
-        let words: Vec<_> = value.split(',').map(str::trim).collect();
-        words.iter().all(|word| is_one(word)).then(|| words.join(", "))
+        let labels: Vec<_> = value.split(',').map(str::trim).collect();
+        labels.iter().all(|label| is_option(label)).then(|| labels.join(", "))
     }
 }
 
@@ -157,7 +157,7 @@ fn parse_questions(input: &Map<String, Value>) -> Option<Vec<ClaudeQuestion>> {
     (1..=QUESTIONS_MAX).contains(&questions.len()).then_some(questions)
 }
 
-/// What an agent is told when its turn is stopped before anybody has answered, or when there is no turn.
+/// The response if the turn is cancelled before anybody has answered, or if no turn is running.
 pub(super) fn unattended_answer() -> Value {
     deny_answer(NOBODY_ANSWERS)
 }

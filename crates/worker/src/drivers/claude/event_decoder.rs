@@ -1,5 +1,6 @@
-//! Turns what the agent writes into what a session hears. It keeps what lines only hint at: which message is being
-//! streamed, so that the whole of it is not told again, and which tool calls are open. Nothing is cut here.
+//! Turns the agent's messages into turn updates. It keeps the state that single lines leave out: which message was
+//! streamed, so that it is not emitted again when it arrives whole, and which tool calls are open. Nothing is truncated
+//! here.
 
 use std::collections::VecDeque;
 
@@ -10,34 +11,34 @@ use serde_json::{Map, Value};
 use super::messages::{ClaudeMessage, ClaudeTurnResult};
 use super::usage::ClaudeUsageCounter;
 
-/// Tool calls that are remembered at once; when there are more, the oldest is forgotten.
+/// The most open tool calls remembered; beyond that, the oldest is forgotten.
 const CALLS_MAX: usize = 1024;
-/// Whole messages that are remembered, since the agent may repeat some after it has shortened its conversation.
+/// The most whole messages remembered. The agent may repeat some after it has compacted its conversation.
 const EMITTED_MESSAGES_MAX: usize = 64;
-/// The name of a tool whose call nobody has heard of.
+/// The name of a tool whose call is unknown.
 const UNNAMED_TOOL: &str = "tool";
-/// The model of messages that no model has made: of the program's own commands, and of its errors.
+/// The model name in messages that no model wrote: output of the program's own commands, and its errors.
 const SYNTHETIC_MODEL: &str = "<synthetic>";
-/// The tool whose arguments are the agent's plan, all of it each time.
+/// The tool whose arguments are the agent's whole to-do list.
 const TODO_TOOL: &str = "TodoWrite";
-/// The tool that asks for a plan to be allowed. What it asks for is in its call, and not in the request.
+/// The tool that asks for approval of a plan. The plan is in its tool call and not in the permission request.
 const PLAN_TOOL: &str = "ExitPlanMode";
 
-/// What is known of a conversation beyond its text.
+/// Decodes the messages of one conversation.
 #[derive(Debug, Default)]
 pub(super) struct ClaudeEventDecoder {
     usage: ClaudeUsageCounter,
-    /// The message that is streamed, or was last.
+    /// The message that is being streamed, or was last.
     streamed: ClaudeStreamedMessage,
-    /// The lines of whole messages that were told, newest last.
+    /// The line UUIDs of whole messages that were emitted, newest last.
     emitted_messages: VecDeque<String>,
-    /// Calls of which the end has not been heard, and their tools; newest last.
+    /// Ids and tool names of unfinished calls, newest last.
     open_calls: VecDeque<(String, String)>,
-    /// The plan that the agent asks to be allowed.
+    /// The plan that waits for approval.
     plan: Option<String>,
 }
 
-/// A message that comes in pieces.
+/// Which parts of a message were already streamed.
 #[derive(Debug, Default)]
 struct ClaudeStreamedMessage {
     id: String,
@@ -46,16 +47,15 @@ struct ClaudeStreamedMessage {
 }
 
 impl ClaudeEventDecoder {
-    /// With what has been counted so far.
     pub(super) fn new(usage: ClaudeUsageCounter) -> Self {
         Self { usage, ..Self::default() }
     }
 
-    /// What a word says to a session; most say nothing.
-    pub(super) fn decode(&mut self, word: ClaudeMessage) -> Vec<TurnUpdate> {
-        match word {
+    /// Decodes one message. Most yield no update.
+    pub(super) fn decode(&mut self, message: ClaudeMessage) -> Vec<TurnUpdate> {
+        match message {
             ClaudeMessage::StreamEvent { event, by_subagent: false } => self.decode_stream_event(&event),
-            ClaudeMessage::Assistant { line, by_subagent: by_helper } => self.decode_message(line, by_helper),
+            ClaudeMessage::Assistant { line, by_subagent } => self.decode_message(line, by_subagent),
             ClaudeMessage::User { content: Value::Array(blocks) } => {
                 blocks.into_iter().filter_map(|block| self.tool_finished(block)).collect()
             }
@@ -64,20 +64,20 @@ impl ClaudeEventDecoder {
         }
     }
 
-    /// The same while no turn runs: nobody waits for pieces, so every message is told whole.
-    pub(super) fn decode_between_turns(&mut self, word: ClaudeMessage) -> Vec<TurnUpdate> {
-        match word {
+    /// Decodes a message between turns. Nobody waits for pieces then, so every message is emitted whole.
+    pub(super) fn decode_between_turns(&mut self, message: ClaudeMessage) -> Vec<TurnUpdate> {
+        match message {
             ClaudeMessage::StreamEvent { event, .. } if event["type"] == "content_block_delta" => Vec::new(),
-            word => self.decode(word),
+            message => self.decode(message),
         }
     }
 
-    /// What a turn's end adds to what was counted.
+    /// The usage that the result adds to what was counted.
     pub(super) fn count_result(&mut self, result: &ClaudeTurnResult) -> Option<TurnUpdate> {
         self.usage.count_result(result)
     }
 
-    /// The plan that this tool asks to be allowed, if it is the one that does.
+    /// The plan to approve, if `tool` is the one that asks for it.
     pub(super) fn plan_for(&self, tool: &str) -> Option<&str> {
         self.plan.as_deref().filter(|_| tool == PLAN_TOOL)
     }
@@ -97,59 +97,60 @@ impl ClaudeEventDecoder {
     }
 
     fn decode_delta(&mut self, delta: &Value) -> Option<TurnUpdate> {
-        let words = |name: &str| delta[name].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let text_of = |name: &str| delta[name].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         match delta["type"].as_str()? {
             "text_delta" => {
                 self.streamed.text = true;
-                Some(TurnUpdate::Text { text: words("text")? })
+                Some(TurnUpdate::Text { text: text_of("text")? })
             }
             "thinking_delta" => {
                 self.streamed.thought = true;
-                Some(TurnUpdate::Thought { text: words("thinking")? })
+                Some(TurnUpdate::Thought { text: text_of("thinking")? })
             }
             _ => None,
         }
     }
 
-    /// A whole message, of which only what did not come in pieces is news. Tools are shown whoever uses them; the words
-    /// of a helper are no part of the answer.
-    fn decode_message(&mut self, mut line: Value, by_helper: bool) -> Vec<TurnUpdate> {
+    /// Decodes a whole message, and emits only the parts that were not streamed. Tool calls of subagents are shown;
+    /// their text is not part of the answer.
+    fn decode_message(&mut self, mut line: Value, by_subagent: bool) -> Vec<TurnUpdate> {
         let mut message = line["message"].take();
-        let (mut text, mut thought) = (!by_helper, !by_helper);
-        let mut said = Vec::new();
-        // An error is told by the result.
+        let (mut text, mut thought) = (!by_subagent, !by_subagent);
+        let mut updates = Vec::new();
+        // The error is reported by the result.
         if line["is_api_error_message"] == true || line["error"].is_string() {
-            return said;
+            return updates;
         }
         let id = message["id"].as_str().unwrap_or_default();
-        if !by_helper && id == self.streamed.id {
+        if !by_subagent && id == self.streamed.id {
             (text, thought) = (!self.streamed.text, !self.streamed.thought);
-        } else if !by_helper {
+        } else if !by_subagent {
             if !self.is_new_message(&line["uuid"]) {
-                return said;
+                return updates;
             }
-            // No part of this was streamed, and so nobody has counted it.
+            // No part of this message was streamed, so its usage was not counted.
             self.streamed = ClaudeStreamedMessage { id: id.to_owned(), text: false, thought: false };
             if message["model"] != SYNTHETIC_MODEL {
-                said.push(TurnUpdate::ModelCall);
-                said.extend(self.usage.start_call(&message));
+                updates.push(TurnUpdate::ModelCall);
+                updates.extend(self.usage.start_call(&message));
             }
         }
-        let Value::Array(blocks) = message["content"].take() else { return said };
+        let Value::Array(blocks) = message["content"].take() else { return updates };
         for mut block in blocks {
             let kind = block["type"].as_str().unwrap_or_default().to_owned();
             match kind.as_str() {
                 "text" if text => {
-                    said.extend(non_empty_text(&block["text"]).map(|text| TurnUpdate::Text { text }))
+                    updates.extend(non_empty_text(&block["text"]).map(|text| TurnUpdate::Text { text }))
                 }
                 "thinking" if thought => {
-                    said.extend(non_empty_text(&block["thinking"]).map(|text| TurnUpdate::Thought { text }));
+                    updates
+                        .extend(non_empty_text(&block["thinking"]).map(|text| TurnUpdate::Thought { text }));
                 }
-                kind if kind.ends_with("tool_use") => said.extend(self.tool_started(&mut block)),
-                _ => said.extend(self.tool_finished(block)),
+                kind if kind.ends_with("tool_use") => updates.extend(self.tool_started(&mut block)),
+                _ => updates.extend(self.tool_finished(block)),
             }
         }
-        said
+        updates
     }
 
     fn is_new_message(&mut self, uuid: &Value) -> bool {
@@ -188,8 +189,8 @@ impl ClaudeEventDecoder {
             return None;
         }
         let call_id = non_empty_text(&block["tool_use_id"])?;
-        let known = self.open_calls.iter().position(|(id, _)| *id == call_id);
-        let name = known
+        let index = self.open_calls.iter().position(|(id, _)| *id == call_id);
+        let name = index
             .and_then(|at| self.open_calls.remove(at))
             .map_or_else(|| UNNAMED_TOOL.to_owned(), |call| call.1);
         let is_error = block["is_error"] == true;
@@ -202,21 +203,21 @@ impl ClaudeEventDecoder {
     }
 }
 
-/// What the program itself tells people.
+/// The notice for a message from the program itself.
 fn system_notice(subtype: &str, line: &Value) -> Option<TurnUpdate> {
     let text = match subtype {
         "api_retry" => {
-            let why = non_empty_text(&line["error"]).unwrap_or_else(|| "an error".to_owned());
+            let reason = non_empty_text(&line["error"]).unwrap_or_else(|| "an error".to_owned());
             let status =
                 line["error_status"].as_u64().map(|status| format!(" ({status})")).unwrap_or_default();
-            let (attempt, most) =
+            let (attempt, max_retries) =
                 (line["attempt"].as_u64()?, line["max_retries"].as_u64().unwrap_or_default());
             format!(
-                "the model could not be reached: {why}{status}; the agent tries again, {attempt} of {most}"
+                "the model could not be reached: {reason}{status}; the agent is retrying ({attempt} of {max_retries})"
             )
         }
         "informational" => non_empty_text(&line["content"])?,
-        "compact_boundary" => "the agent has shortened its conversation".to_owned(),
+        "compact_boundary" => "the agent compacted its conversation".to_owned(),
         _ => return None,
     };
     Some(TurnUpdate::Notice { text })
@@ -232,22 +233,23 @@ fn plan_entries(input: &Value) -> Option<Vec<PlanEntry>> {
     input["todos"].as_array()?.iter().map(entry).collect()
 }
 
-/// What a tool gave: text if it is nothing else, and what is not text by its kind alone.
+/// The output of a tool: one text if it has only text and media, otherwise the blocks. Media are replaced by their type
+/// in brackets.
 fn tool_output(content: Value) -> Value {
     let Value::Array(blocks) = content else { return content };
-    let shown = blocks.into_iter().map(|mut block| match block["type"].as_str() {
+    let parts = blocks.into_iter().map(|mut block| match block["type"].as_str() {
         Some("text") => Ok(non_empty_text(&block["text"]).unwrap_or_default()),
         Some("image" | "document") => {
             Ok(format!("[{}]", block["source"]["media_type"].as_str().unwrap_or("a file")))
         }
         _ => Err(block.take()),
     });
-    let shown: Vec<_> = shown.collect();
-    if shown.iter().all(Result::is_ok) {
-        let text: Vec<_> = shown.into_iter().filter_map(Result::ok).collect();
+    let parts: Vec<_> = parts.collect();
+    if parts.iter().all(Result::is_ok) {
+        let text: Vec<_> = parts.into_iter().filter_map(Result::ok).collect();
         return text.join("\n").into();
     }
-    shown.into_iter().map(|block| block.map_or_else(|other| other, Value::from)).collect()
+    parts.into_iter().map(|block| block.map_or_else(|other| other, Value::from)).collect()
 }
 
 fn non_empty_text(value: &Value) -> Option<String> {
@@ -260,8 +262,8 @@ mod tests {
 
     use super::*;
 
-    fn decode_line(ear: &mut ClaudeEventDecoder, line: Value) -> Vec<TurnUpdate> {
-        ear.decode(ClaudeMessage::parse(line.to_string().as_bytes()).expect("a message"))
+    fn decode_line(decoder: &mut ClaudeEventDecoder, line: Value) -> Vec<TurnUpdate> {
+        decoder.decode(ClaudeMessage::parse(line.to_string().as_bytes()).expect("a message"))
     }
 
     fn stream_event(event: Value) -> Value {
@@ -285,81 +287,82 @@ mod tests {
     }
 
     #[test]
-    fn streamed_text_is_not_told_again_and_text_that_was_not_streamed_is_told_once() {
-        let mut ear = ClaudeEventDecoder::default();
-        assert_eq!(decode_line(&mut ear, message_start("a")), [TurnUpdate::ModelCall]);
-        assert_eq!(decode_line(&mut ear, text_delta("he")), [text("he")]);
-        assert_eq!(decode_line(&mut ear, text_delta("llo")), [text("llo")]);
+    fn streamed_text_is_not_emitted_again_and_other_text_is_emitted_once() {
+        let mut decoder = ClaudeEventDecoder::default();
+        assert_eq!(decode_line(&mut decoder, message_start("a")), [TurnUpdate::ModelCall]);
+        assert_eq!(decode_line(&mut decoder, text_delta("he")), [text("he")]);
+        assert_eq!(decode_line(&mut decoder, text_delta("llo")), [text("llo")]);
         assert_eq!(
-            decode_line(&mut ear, assistant_message("a", json!({"type": "text", "text": "hello"}))),
+            decode_line(&mut decoder, assistant_message("a", json!({"type": "text", "text": "hello"}))),
             []
         );
         let late = assistant_message("a", json!({"type": "thinking", "thinking": "hm"}));
         assert_eq!(
-            decode_line(&mut ear, late),
+            decode_line(&mut decoder, late),
             [TurnUpdate::Thought { text: "hm".to_owned() }],
             "only text was streamed"
         );
         let other = assistant_message("b", json!({"type": "text", "text": "again"}));
-        assert_eq!(decode_line(&mut ear, other.clone()), [TurnUpdate::ModelCall, text("again")]);
-        decode_line(&mut ear, message_start("c"));
-        assert_eq!(decode_line(&mut ear, other), [], "the same line once more");
+        assert_eq!(decode_line(&mut decoder, other.clone()), [TurnUpdate::ModelCall, text("again")]);
+        decode_line(&mut decoder, message_start("c"));
+        assert_eq!(decode_line(&mut decoder, other), [], "the same line once more");
     }
 
     #[test]
-    fn what_nobody_waits_for_is_told_whole() {
-        let mut ear = ClaudeEventDecoder::default();
-        let mut late = |line: Value| {
-            ear.decode_between_turns(ClaudeMessage::parse(line.to_string().as_bytes()).expect("a message"))
+    fn messages_between_turns_are_emitted_whole() {
+        let mut decoder = ClaudeEventDecoder::default();
+        let mut decode = |line: Value| {
+            decoder
+                .decode_between_turns(ClaudeMessage::parse(line.to_string().as_bytes()).expect("a message"))
         };
-        assert_eq!(late(message_start("a")), [TurnUpdate::ModelCall]);
-        assert_eq!(late(text_delta("he")), []);
-        assert_eq!(late(assistant_message("a", json!({"type": "text", "text": "hello"}))), [text("hello")]);
+        assert_eq!(decode(message_start("a")), [TurnUpdate::ModelCall]);
+        assert_eq!(decode(text_delta("he")), []);
+        assert_eq!(decode(assistant_message("a", json!({"type": "text", "text": "hello"}))), [text("hello")]);
     }
 
     #[test]
     fn an_error_of_the_model_is_no_part_of_the_answer() {
-        let mut ear = ClaudeEventDecoder::default();
+        let mut decoder = ClaudeEventDecoder::default();
         let mut line = assistant_message("a", json!({"type": "text", "text": "API Error: 400"}));
         line["is_api_error_message"] = json!(true);
-        assert_eq!(decode_line(&mut ear, line), []);
+        assert_eq!(decode_line(&mut decoder, line), []);
     }
 
     #[test]
-    fn the_tools_of_a_helper_are_shown_and_its_words_are_not_counted_as_the_answer() {
-        let mut ear = ClaudeEventDecoder::default();
-        let mut said = assistant_message("a", json!({"type": "text", "text": "inner"}));
-        said["parent_tool_use_id"] = json!("t0");
-        assert_eq!(decode_line(&mut ear, said), []);
-        let mut used = assistant_message(
+    fn the_tools_of_a_subagent_are_shown_and_its_text_is_not_part_of_the_answer() {
+        let mut decoder = ClaudeEventDecoder::default();
+        let mut text_line = assistant_message("a", json!({"type": "text", "text": "inner"}));
+        text_line["parent_tool_use_id"] = json!("t0");
+        assert_eq!(decode_line(&mut decoder, text_line), []);
+        let mut tool_line = assistant_message(
             "a",
             json!({"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}),
         );
-        used["parent_tool_use_id"] = json!("t0");
+        tool_line["parent_tool_use_id"] = json!("t0");
         let started = TurnUpdate::ToolStarted {
             call_id: "t1".to_owned(),
             name: "Bash".to_owned(),
             input: json!({"command": "ls"}),
         };
-        assert_eq!(decode_line(&mut ear, used), [started]);
+        assert_eq!(decode_line(&mut decoder, tool_line), [started]);
         let mut piece = text_delta("inner");
         piece["parent_tool_use_id"] = json!("t0");
-        assert_eq!(decode_line(&mut ear, piece), []);
+        assert_eq!(decode_line(&mut decoder, piece), []);
     }
 
     #[test]
     fn a_tool_ends_under_the_name_that_it_began_with() {
-        let mut ear = ClaudeEventDecoder::default();
+        let mut decoder = ClaudeEventDecoder::default();
         decode_line(
-            &mut ear,
+            &mut decoder,
             assistant_message("a", json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}})),
         );
-        let gave = |content: Value, is_error: bool| {
+        let tool_result = |content: Value, is_error: bool| {
             let block =
                 json!({"type": "tool_result", "tool_use_id": "t", "content": content, "is_error": is_error});
             json!({"type": "user", "message": {"content": [{"type": "text", "text": "for the model"}, block]}})
         };
-        let ended = |name: &str, output: Value, is_error| TurnUpdate::ToolFinished {
+        let finished = |name: &str, output: Value, is_error| TurnUpdate::ToolFinished {
             call_id: "t".to_owned(),
             name: name.to_owned(),
             output,
@@ -368,66 +371,66 @@ mod tests {
         let blocks = json!([{"type": "text", "text": "one"},
             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]);
         assert_eq!(
-            decode_line(&mut ear, gave(blocks, false)),
-            [ended("Read", json!("one\n[image/png]"), false)]
+            decode_line(&mut decoder, tool_result(blocks, false)),
+            [finished("Read", json!("one\n[image/png]"), false)]
         );
         assert_eq!(
-            decode_line(&mut ear, gave(json!("no"), true)),
-            [ended(UNNAMED_TOOL, json!("no"), true)],
+            decode_line(&mut decoder, tool_result(json!("no"), true)),
+            [finished(UNNAMED_TOOL, json!("no"), true)],
             "it had ended"
         );
         let replay =
             json!({"type": "user", "message": {"content": "<local-command-stdout>"}, "isReplay": true});
-        assert_eq!(decode_line(&mut ear, replay), []);
+        assert_eq!(decode_line(&mut decoder, replay), []);
     }
 
     #[test]
-    fn a_list_of_things_to_do_is_also_the_plan() {
-        let mut ear = ClaudeEventDecoder::default();
+    fn a_todo_list_is_also_the_plan() {
+        let mut decoder = ClaudeEventDecoder::default();
         let input = json!({"todos": [{"content": "one", "status": "in_progress", "activeForm": "Doing"}]});
-        let said = decode_line(
-            &mut ear,
+        let updates = decode_line(
+            &mut decoder,
             assistant_message("a", json!({"type": "tool_use", "id": "t", "name": TODO_TOOL, "input": input})),
         );
         let entries = vec![PlanEntry { content: "one".to_owned(), status: "in_progress".to_owned() }];
-        assert_eq!(said[2], TurnUpdate::Plan { entries });
+        assert_eq!(updates[2], TurnUpdate::Plan { entries });
         decode_line(
-            &mut ear,
+            &mut decoder,
             assistant_message(
                 "b",
                 json!({"type": "tool_use", "id": "u", "name": PLAN_TOOL, "input": {"plan": "do it"}}),
             ),
         );
-        assert_eq!((ear.plan_for(PLAN_TOOL), ear.plan_for("Bash")), (Some("do it"), None));
+        assert_eq!((decoder.plan_for(PLAN_TOOL), decoder.plan_for("Bash")), (Some("do it"), None));
     }
 
     #[test]
-    fn retries_are_noticed_and_what_is_unknown_is_not() {
-        let mut ear = ClaudeEventDecoder::default();
+    fn retries_become_notices_and_unknown_messages_are_ignored() {
+        let mut decoder = ClaudeEventDecoder::default();
         let retry = json!({"type": "system", "subtype": "api_retry", "attempt": 1, "max_retries": 10,
             "error_status": 529, "error": "overloaded"});
-        let said = decode_line(&mut ear, retry);
+        let updates = decode_line(&mut decoder, retry);
         assert!(
-            matches!(&said[..], [TurnUpdate::Notice { text }] if text.contains("overloaded (529)")),
-            "{said:?}"
+            matches!(&updates[..], [TurnUpdate::Notice { text }] if text.contains("overloaded (529)")),
+            "{updates:?}"
         );
-        assert_eq!(decode_line(&mut ear, json!({"type": "system", "subtype": "thinking_tokens"})), []);
-        assert_eq!(decode_line(&mut ear, json!({"type": "rate_limit_event"})), []);
+        assert_eq!(decode_line(&mut decoder, json!({"type": "system", "subtype": "thinking_tokens"})), []);
+        assert_eq!(decode_line(&mut decoder, json!({"type": "rate_limit_event"})), []);
     }
 
     #[test]
-    fn calls_without_an_end_are_not_kept_without_bound() {
-        let mut ear = ClaudeEventDecoder::default();
+    fn unfinished_calls_are_bounded() {
+        let mut decoder = ClaudeEventDecoder::default();
         for n in 0..CALLS_MAX + 5 {
             let call = json!({"type": "tool_use", "id": format!("t{n}"), "name": "Bash", "input": null});
             assert_eq!(
-                decode_line(&mut ear, assistant_message("a", call))
+                decode_line(&mut decoder, assistant_message("a", call))
                     .iter()
-                    .filter(|said| matches!(said, TurnUpdate::ToolStarted { .. }))
+                    .filter(|update| matches!(update, TurnUpdate::ToolStarted { .. }))
                     .count(),
                 1
             );
         }
-        assert_eq!(ear.open_calls.len(), CALLS_MAX);
+        assert_eq!(decoder.open_calls.len(), CALLS_MAX);
     }
 }

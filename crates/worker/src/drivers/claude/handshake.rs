@@ -1,5 +1,5 @@
-//! How a conversation begins: the program is asked for what it can do, and answers when it is ready. One that is to go on
-//! with a conversation that it does not find says so instead.
+//! The handshake: we send `initialize`, and the program answers when it is ready. A program that does not find the
+//! conversation to resume sends an error result instead.
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -8,12 +8,11 @@ use super::conversation::next_message;
 use super::messages::{self, ClaudeMessage};
 use crate::drivers::line_transport::LineTransport;
 
-/// Why nothing came of it.
+/// Why the handshake failed.
 #[derive(Debug)]
 pub(super) enum ClaudeHandshakeError {
-    /// The agent is no more.
     AgentExited,
-    /// It would not, for this reason.
+    /// The agent answered with this error.
     Refused(String),
 }
 
@@ -34,14 +33,15 @@ where
                 return answer.map(drop).map_err(ClaudeHandshakeError::Refused);
             }
             ClaudeMessage::Result(result) if result.is_error => {
-                let told = result.errors.join("; ");
-                let told = if told.is_empty() { result.result.unwrap_or(result.subtype) } else { told };
-                return Err(ClaudeHandshakeError::Refused(told));
+                let reason = result.errors.join("; ");
+                let reason = if reason.is_empty() { result.result.unwrap_or(result.subtype) } else { reason };
+                return Err(ClaudeHandshakeError::Refused(reason));
             }
-            ClaudeMessage::ControlRequest { id, .. } => {
-                lines.queue_message(&messages::control_error(&id, "nothing can be asked before the start"))
-            }
-            // What it repeats of its past is known.
+            ClaudeMessage::ControlRequest { id, .. } => lines.queue_message(&messages::control_error(
+                &id,
+                "requests are not served before the first turn",
+            )),
+            // A resumed agent may replay its history, which the session already has.
             _ => {}
         }
     }

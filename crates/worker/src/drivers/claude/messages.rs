@@ -1,48 +1,46 @@
-//! The words of the protocol: one JSON object a line, both ways. What is read here is what the driver understands of
-//! them; fields that it does not know are left alone, and so are lines of a type that it has never heard of.
+//! The messages of the protocol: one JSON object per line, in both directions. Only the fields that the driver needs
+//! are read; unknown fields and lines of an unknown type are ignored.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What a line says.
+/// A message from the agent.
 #[derive(Debug)]
 pub(super) enum ClaudeMessage {
-    /// An event of the model's own stream.
+    /// An event from the model's streaming API.
     StreamEvent { event: Value, by_subagent: bool },
-    /// A whole message of the model, or a part of one with a single block.
+    /// A whole message of the model, or one block of it.
     Assistant { line: Value, by_subagent: bool },
-    /// What a tool gave, among other things that the model is told.
+    /// The content of a user message, which includes tool results.
     User { content: Value },
-    /// Something that the program itself tells.
+    /// A message from the program itself.
     System { subtype: String, line: Value },
-    /// A turn has come to its end.
+    /// The end of a turn.
     Result(Box<ClaudeTurnResult>),
-    /// What has become of a message of ours.
+    /// A report on a message that we sent.
     Lifecycle { uuid: String, state: ClaudeCommandState },
-    /// The agent wants something of us.
+    /// A request that needs a response from us.
     ControlRequest { id: String, request: Value },
-    /// It no longer does.
+    /// The agent no longer waits for the response to its request.
     ControlCancelled { id: String },
-    /// The answer to something that we wanted.
+    /// The response to a control request of ours.
     ControlResponse { id: String, answer: Result<Value, String> },
-    /// Nothing that matters here.
+    /// A message that the driver does not need.
     Other,
 }
 
-/// What becomes of a message of ours.
+/// The state of a message that we sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClaudeCommandState {
-    /// It waits.
     Queued,
-    /// It is being worked on, alone or as part of a turn that runs.
+    /// The agent works on it, in a turn of its own or as part of a running one.
     Started,
-    /// It has been.
     Completed,
-    /// It will not be, or no longer.
+    /// The message was dropped, or its turn was interrupted.
     Cancelled,
 }
 
-/// The end of a turn, in the agent's words.
+/// The result with which the agent ends a turn.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ClaudeTurnResult {
@@ -53,40 +51,41 @@ pub(super) struct ClaudeTurnResult {
     pub(super) stop_reason: Option<String>,
     pub(super) terminal_reason: Option<String>,
     pub(super) api_error_status: Option<u16>,
-    /// The messages that it is the end of; older versions name none, and no turn that the agent began by itself does.
+    /// The messages that this result ends. Empty in older versions, and for a turn that the agent started on its own.
     pub(super) user_message_uuids: Vec<String>,
-    /// Of the conversation so far. A resumed one begins with what the process before it has written down, if it could.
+    /// The total of the conversation. A resumed conversation starts with the total that the previous process saved, if
+    /// it could.
     pub(super) total_cost_usd: Option<f64>,
     pub(super) usage: Value,
-    /// By model, and only since the result before: right in a resumed conversation, too.
+    /// Per model, since the previous result. Correct in a resumed conversation, too.
     pub(super) model_usage_since_last_result: Option<serde_json::Map<String, Value>>,
 }
 
 impl ClaudeMessage {
-    /// Reads a line; `None` if it is no message at all.
+    /// Parses a line. `None` if it is not a message at all.
     pub(super) fn parse(line: &[u8]) -> Option<Self> {
         let mut line: Value = serde_json::from_slice(line).ok()?;
         let kind = line.get("type")?.as_str()?.to_owned();
-        let by_helper = line["parent_tool_use_id"].is_string();
+        let by_subagent = line["parent_tool_use_id"].is_string();
         Some(match kind.as_str() {
-            "stream_event" => Self::StreamEvent { event: line["event"].take(), by_subagent: by_helper },
-            "assistant" => Self::Assistant { line, by_subagent: by_helper },
+            "stream_event" => Self::StreamEvent { event: line["event"].take(), by_subagent },
+            "assistant" => Self::Assistant { line, by_subagent },
             "user" => Self::User { content: line["message"]["content"].take() },
             "system" => {
                 let subtype = line["subtype"].as_str().unwrap_or_default().to_owned();
                 Self::System { subtype, line }
             }
-            // A result that cannot be read still ends a turn.
+            // A result that cannot be parsed still ends its turn.
             "result" => Self::Result(Box::new(parse_result(line))),
             "command_lifecycle" => {
-                let fate = match line["state"].as_str() {
+                let state = match line["state"].as_str() {
                     Some("queued") => ClaudeCommandState::Queued,
                     Some("started") => ClaudeCommandState::Started,
                     Some("completed") => ClaudeCommandState::Completed,
                     Some("cancelled") => ClaudeCommandState::Cancelled,
                     _ => return Some(Self::Other),
                 };
-                Self::Lifecycle { uuid: owned_text(&line["command_uuid"])?, state: fate }
+                Self::Lifecycle { uuid: owned_text(&line["command_uuid"])?, state }
             }
             "control_request" => {
                 Self::ControlRequest { id: owned_text(&line["request_id"])?, request: line["request"].take() }
@@ -122,46 +121,45 @@ fn owned_text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-/// Something that we want of the agent.
+/// A control request to the agent.
 pub(super) fn control_request(id: &str, request: Value) -> Value {
     json!({"type": "control_request", "request_id": id, "request": request})
 }
 
-/// The answer to what the agent wanted.
+/// The response to a control request of the agent.
 pub(super) fn control_response(id: &str, answer: Value) -> Value {
     json!({"type": "control_response", "response": {"subtype": "success", "request_id": id, "response": answer}})
 }
 
-/// That it cannot have what it wanted.
+/// The refusal of a control request of the agent.
 pub(super) fn control_error(id: &str, why: &str) -> Value {
     json!({"type": "control_response", "response": {"subtype": "error", "request_id": id, "error": why}})
 }
 
-/// A message, by a name of ours under which the agent tells what becomes of it.
+/// A user message. The agent reports what becomes of it under `uuid`.
 pub(super) fn user_message(uuid: &str, content: Vec<Value>) -> Value {
     json!({"type": "user", "uuid": uuid, "message": {"role": "user", "content": content}})
 }
 
-/// A block of text.
-pub(super) fn text_block(words: &str) -> Value {
-    json!({"type": "text", "text": words})
+pub(super) fn text_block(text: &str) -> Value {
+    json!({"type": "text", "text": text})
 }
 
-/// A name that nobody else has: a random UUID.
+/// A random UUID (version 4).
 pub(super) fn random_uuid() -> Result<String, getrandom::Error> {
     let mut random = [0_u8; 16];
     getrandom::fill(&mut random)?;
-    // The bits that say that it is a random one.
+    // The version and variant bits.
     random[6] = random[6] & 0x0f | 0x40;
     random[8] = random[8] & 0x3f | 0x80;
-    let mut name = String::with_capacity(36);
+    let mut uuid = String::with_capacity(36);
     for (at, byte) in random.iter().enumerate() {
         if [4, 6, 8, 10].contains(&at) {
-            name.push('-');
+            uuid.push('-');
         }
-        name.push_str(&format!("{byte:02x}"));
+        uuid.push_str(&format!("{byte:02x}"));
     }
-    Ok(name)
+    Ok(uuid)
 }
 
 #[cfg(test)]
@@ -170,8 +168,8 @@ mod tests {
 
     #[test]
     fn names_are_random_uuids() {
-        let (one, other) = (random_uuid().unwrap(), random_uuid().unwrap());
-        assert_ne!(one, other);
+        let (one, another) = (random_uuid().unwrap(), random_uuid().unwrap());
+        assert_ne!(one, another);
         let dashes: Vec<_> = one.match_indices('-').map(|(at, _)| at).collect();
         assert_eq!((one.len(), dashes), (36, vec![8, 13, 18, 23]), "{one}");
         assert_eq!(&one[14..15], "4");
@@ -179,19 +177,19 @@ mod tests {
     }
 
     #[test]
-    fn the_type_may_stand_anywhere_and_a_stranger_says_nothing() {
-        let read = |line: &str| ClaudeMessage::parse(line.as_bytes());
+    fn the_type_may_come_anywhere_and_unknown_types_are_ignored() {
+        let parse = |line: &str| ClaudeMessage::parse(line.as_bytes());
         let line = r#"{"is_error":false,"result":"x","subtype":"success","type":"result"}"#;
         assert!(
-            matches!(read(line), Some(ClaudeMessage::Result(result)) if result.result.as_deref() == Some("x"))
+            matches!(parse(line), Some(ClaudeMessage::Result(result)) if result.result.as_deref() == Some("x"))
         );
-        assert!(matches!(read(r#"{"type":"rate_limit_event"}"#), Some(ClaudeMessage::Other)));
+        assert!(matches!(parse(r#"{"type":"rate_limit_event"}"#), Some(ClaudeMessage::Other)));
         assert!(matches!(
-            read(r#"{"type":"command_lifecycle","state":"dreaming"}"#),
+            parse(r#"{"type":"command_lifecycle","state":"dreaming"}"#),
             Some(ClaudeMessage::Other)
         ));
         for line in ["", "hello", "[]", "7", r#"{"type":7}"#, r#"{"type":"control_request"}"#] {
-            assert!(read(line).is_none(), "{line}");
+            assert!(parse(line).is_none(), "{line}");
         }
     }
 

@@ -1,11 +1,12 @@
-//! The driver for agents that speak Claude Code's own protocol on their stdio: lines of JSON, some of which want an
-//! answer. One agent, from its start to its end; queueing, deadlines and killing are its caller's.
+//! Driver for agents that speak Claude Code's own protocol over stdio: one JSON object per line, some of which need a
+//! response. It holds one agent from start to exit. Queueing, deadlines and killing belong to the caller.
 //!
 //! Layout, in reading order:
-//! - `opening`: the handshake.
-//! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
-//! - `compose`, `ear`, `asks`, `tally`: prompts, what is heard, permissions and questions, what it costs.
-//! - `words`: the protocol's lines.
+//! - `handshake`: waits until the program is ready.
+//! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn.
+//! - `prompt_content`: prompts; `event_decoder`: output; `asks`: permission requests and questions; `usage`: tokens and
+//!   cost.
+//! - `messages`: the protocol's lines.
 
 mod asks;
 mod conversation;
@@ -40,71 +41,66 @@ use super::process::{AgentProcess, AgentProgram};
 use super::tool_server::{SERVER_NAME, ToolServer};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// The flags for a conversation under a name of ours, and for one that is to go on.
+/// The flags that start a conversation with an id of ours and that resume one.
 const NEW_SESSION_FLAG: &str = "--session-id";
 const RESUME_FLAG: &str = "--resume";
-/// The flag before the servers that it is given.
+/// The flag for MCP servers, with a JSON object as its value.
 const MCP_CONFIG_FLAG: &str = "--mcp-config";
 
-/// One live agent.
+/// A running Claude Code process.
 pub(crate) struct ClaudeAgent {
     process: AgentProcess,
     conversation: ClaudeConversation<pipe::Receiver, pipe::Sender>,
     steers: bool,
-    /// Held as long as the agent lives: without it the keeper ends everything.
+    /// Held for as long as the agent lives: dropping it makes the keeper end everything.
     _keeper: Arc<KeeperHandle>,
 }
 
 impl ClaudeAgent {
-    /// Starts the agent's process, in its old conversation if the specification names one, within the limit. A
-    /// conversation that is not there is begun anew: one that never had a prompt has left nothing to go on with.
+    /// Starts the agent's process and resumes the conversation named in `spec`, if there is one. If the agent does not
+    /// find that conversation, a new one is started: a conversation that never had a prompt leaves nothing to resume.
+    /// Fails if the agent is not ready within `limit`.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
         keeper: Arc<KeeperHandle>,
         limit: Duration,
     ) -> Result<Self, RunError> {
-        let start =
+        let launcher =
             ClaudeLauncher { spec, manifest, keeper: &keeper, deadline: Instant::now() + limit, limit };
-        let mut forgot = None;
-        if let Some(old) = &spec.agent_session_id {
-            match start.start_process(RESUME_FLAG, old).await? {
+        let mut resume_failure = None;
+        if let Some(old_id) = &spec.agent_session_id {
+            match launcher.start_process(RESUME_FLAG, old_id).await? {
                 Ok((process, lines)) => {
-                    let talk = start.conversation(lines, old.clone(), None);
-                    return Ok(Self {
-                        process,
-                        conversation: talk,
-                        steers: manifest.can_steer(),
-                        _keeper: keeper,
-                    });
+                    let conversation = launcher.conversation(lines, old_id.clone(), None);
+                    return Ok(Self { process, conversation, steers: manifest.can_steer(), _keeper: keeper });
                 }
-                Err(ClaudeStartRefusal { reason: why, .. }) => forgot = Some(why),
+                Err(ClaudeStartRefusal { reason, .. }) => resume_failure = Some(reason),
             }
         }
-        let name = messages::random_uuid()
+        let session_id = messages::random_uuid()
             .map_err(|cause| RunError::new("agent_failed_to_start", cause.to_string()))?;
-        match start.start_process(NEW_SESSION_FLAG, &name).await? {
+        match launcher.start_process(NEW_SESSION_FLAG, &session_id).await? {
             Ok((process, lines)) => {
-                let talk = start.conversation(lines, name, forgot);
-                Ok(Self { process, conversation: talk, steers: manifest.can_steer(), _keeper: keeper })
+                let conversation = launcher.conversation(lines, session_id, resume_failure);
+                Ok(Self { process, conversation, steers: manifest.can_steer(), _keeper: keeper })
             }
-            Err(ClaudeStartRefusal { reason: why, mut process }) => {
-                Err(process.with_stderr(RunError::new("agent_failed_to_start", why)).await)
+            Err(ClaudeStartRefusal { reason, mut process }) => {
+                Err(process.with_stderr(RunError::new("agent_failed_to_start", reason)).await)
             }
         }
     }
 
-    /// The agent's name for the conversation, by which it can be resumed. It is known before the first prompt.
+    /// The agent's id for the conversation, with which it can be resumed. It is known before the first prompt.
     pub(crate) fn session_id(&self) -> Option<String> {
         Some(self.conversation.session_id().to_owned())
     }
 
-    /// Whether a turn can be steered.
     pub(crate) fn steers(&self) -> bool {
         self.steers
     }
 
-    /// One turn. If it is dropped, the agent is in an unknown state and must be ended.
+    /// Runs one turn. If the future is dropped, the agent is in an unknown state and must be ended.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -118,21 +114,21 @@ impl ClaudeAgent {
         }
     }
 
-    /// The time between turns: late words go to `voice` under the run before. Comes back when the agent has ended;
-    /// nothing is lost if the wait is given up.
-    pub(crate) async fn idle(&mut self, voice: &AgentOutput) -> RunError {
-        self.conversation.idle(voice).await;
+    /// Serves the agent between turns: late output goes to `output` under the previous run. Returns when the agent has
+    /// exited. Cancel safe.
+    pub(crate) async fn idle(&mut self, output: &AgentOutput) -> RunError {
+        self.conversation.idle(output).await;
         self.process.exit_error("between two turns").await
     }
 
-    /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
+    /// Asks the agent to exit by closing its stdin, and waits a little. The keeper ends it if it does not.
     pub(crate) async fn stop(self) {
-        let Self { process, conversation: talk, _keeper, .. } = self;
-        process.drain_and_wait(talk.hang_up()).await;
+        let Self { process, conversation, _keeper, .. } = self;
+        process.drain_and_wait(conversation.hang_up()).await;
     }
 }
 
-/// A start, which may need a second process.
+/// Starts the agent's process. A failed resume needs a second process.
 struct ClaudeLauncher<'a> {
     spec: &'a AgentSpec,
     manifest: &'a Manifest,
@@ -141,13 +137,14 @@ struct ClaudeLauncher<'a> {
     deadline: Instant,
 }
 
-/// What it is told of a server. Everybody can read a command line, and nothing in it is a secret.
+/// The arguments that configure our MCP server. Every user of the machine can read a command line, so they hold no
+/// secret.
 fn mcp_config_args(tools: &ToolServer) -> [String; 2] {
     let server = json!({ "type": "stdio", "command": tools.command, "args": tools.args, "env": tools.env });
     [MCP_CONFIG_FLAG.to_owned(), json!({ "mcpServers": { SERVER_NAME: server } }).to_string()]
 }
 
-/// A process that would not begin, and why.
+/// A process that refused to start the conversation.
 struct ClaudeStartRefusal {
     reason: String,
     process: AgentProcess,
@@ -156,25 +153,25 @@ struct ClaudeStartRefusal {
 type ClaudeStartedProcess = (AgentProcess, LineTransport<pipe::Receiver, pipe::Sender>);
 
 impl ClaudeLauncher<'_> {
-    /// Starts the process in the conversation of this name.
+    /// Starts the process with the conversation of this id. `flag` says whether that is new or resumed.
     async fn start_process(
         &self,
         flag: &str,
-        name: &str,
+        session_id: &str,
     ) -> Result<Result<ClaudeStartedProcess, ClaudeStartRefusal>, RunError> {
         let mut program = AgentProgram::from_manifest(self.manifest, self.spec);
         program.argv.extend(ToolServer::from_spec(self.spec).iter().flat_map(mcp_config_args));
-        program.argv.extend([flag.to_owned(), name.to_owned()]);
+        program.argv.extend([flag.to_owned(), session_id.to_owned()]);
         let started = timeout_at(self.deadline, AgentProcess::start(self.keeper, self.spec, program)).await;
         let (mut process, stdin, stdout) = started.map_err(|_| self.timeout_error())??;
         let mut lines = LineTransport::new(stdout, stdin, process.exited());
         match timeout_at(self.deadline, handshake::perform_handshake(&mut lines)).await {
             Ok(Ok(())) => Ok(Ok((process, lines))),
-            Ok(Err(ClaudeHandshakeError::Refused(why))) => {
-                // Two of them at once could both write to the same conversation.
-                let gone = timeout_at(self.deadline, process.exited()).await;
-                match gone {
-                    Ok(()) => Ok(Err(ClaudeStartRefusal { reason: why, process })),
+            Ok(Err(ClaudeHandshakeError::Refused(reason))) => {
+                // Wait for the exit: two processes at once could both write to the same conversation.
+                let exited = timeout_at(self.deadline, process.exited()).await;
+                match exited {
+                    Ok(()) => Ok(Err(ClaudeStartRefusal { reason, process })),
                     Err(_) => Err(process.with_stderr(self.timeout_error()).await),
                 }
             }
@@ -189,17 +186,17 @@ impl ClaudeLauncher<'_> {
         &self,
         lines: LineTransport<pipe::Receiver, pipe::Sender>,
         session: String,
-        forgot: Option<String>,
+        resume_failure: Option<String>,
     ) -> ClaudeConversation<pipe::Receiver, pipe::Sender> {
         let resumed = self.spec.agent_session_id.as_ref() == Some(&session);
-        let tally =
+        let usage =
             ClaudeUsageCounter::new(TokenPricing::from_spec(self.spec), self.spec.model.clone(), resumed);
         ClaudeConversation::new(
             lines,
             session,
-            ClaudeEventDecoder::new(tally),
+            ClaudeEventDecoder::new(usage),
             self.manifest.can_steer(),
-            forgot,
+            resume_failure,
         )
     }
 

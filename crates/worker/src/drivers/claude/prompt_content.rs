@@ -1,5 +1,5 @@
-//! What a prompt looks like to the agent: its text, the messages of a conversation that it may have forgotten, and its
-//! files in the forms that the model takes.
+//! Builds prompts for the agent: the text, the messages of a conversation that the agent may not know yet, and the
+//! files in forms that the model accepts.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -10,18 +10,18 @@ use super::messages::text_block;
 use crate::drivers::acp::unseen_messages;
 use crate::turn::DriverPrompt;
 
-/// The pictures that the model can look at.
+/// The image types that the model accepts.
 const IMAGE_TYPES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 const PDF_TYPE: &str = "application/pdf";
 
-/// The blocks of a prompt, and the names of the files that the agent cannot take.
+/// Builds the content blocks of a prompt, and returns the names of the files that the agent cannot take.
 pub(super) fn content_blocks(prompt: &DriverPrompt) -> (Vec<Value>, Vec<String>) {
     let mut blocks = Vec::new();
     let mut left_out = Vec::new();
     if !prompt.text.is_empty() {
         blocks.push(text_block(&prompt.text));
     }
-    blocks.extend(unseen_messages(&prompt.messages).iter().map(|words| text_block(words)));
+    blocks.extend(unseen_messages(&prompt.messages).iter().map(|text| text_block(text)));
     for file in &prompt.files {
         match file_block(file) {
             Some(block) => blocks.push(block),
@@ -29,7 +29,7 @@ pub(super) fn content_blocks(prompt: &DriverPrompt) -> (Vec<Value>, Vec<String>)
         }
     }
     if blocks.is_empty() {
-        // A message without blocks would be none.
+        // A message needs at least one block.
         blocks.push(text_block(&prompt.text));
     }
     (blocks, left_out)
@@ -44,8 +44,8 @@ fn file_block(file: &PromptFile) -> Option<Value> {
     if mime == PDF_TYPE {
         return Some(json!({"type": "document", "source": source, "title": name}));
     }
-    let words = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok())?;
-    Some(text_block(&format!("{name}:\n{words}")))
+    let text = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok())?;
+    Some(text_block(&format!("{name}:\n{text}")))
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suspended_turn_goes_on_with_what_came_after_its_last_words() {
+    fn a_suspended_turn_goes_on_with_the_messages_after_its_last_one() {
         let messages = vec![
             json!({"role": "assistant", "content": "waits"}),
             json!({"role": "user", "content": "one is done"}),

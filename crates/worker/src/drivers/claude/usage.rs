@@ -1,6 +1,6 @@
-//! What the conversation has cost, as increments. Tokens are counted call by call while the model streams, with an
-//! estimate of their price where one is known, so that a budget can end a turn in its middle; each result then adds what
-//! its own figures have on top: calls of helpers, which are not streamed, and the true price.
+//! Counts tokens and cost of a conversation and reports increments. Tokens are counted call by call while the model
+//! streams, with an estimated cost if a price is known, so that a budget can end a turn midway. Each result then adds
+//! what its own totals have on top: calls of subagents, which are not streamed, and the true cost.
 
 use qd_protocol::event::TokenUsage;
 use qd_protocol::link::TurnUpdate;
@@ -9,26 +9,27 @@ use serde_json::Value;
 use super::messages::ClaudeTurnResult;
 use crate::drivers::pricing::{TOKENS_MAX, TokenPricing, clamp_cost, round_cost};
 
-/// What reading from the model's cache costs, as a share of the price of its input; writing to it costs more.
-/// Both are the vendor's rule for all its models.
+/// Prices of reading from and writing to the model's cache, as shares of the input price. This is the vendor's rule for
+/// all its models.
 const CACHE_READ_SHARE: f64 = 0.1;
 const CACHE_WRITE_SHARE: f64 = 1.25;
 
-/// The counters of a conversation.
+/// The usage counters of a conversation.
 #[derive(Debug, Default)]
 pub(super) struct ClaudeUsageCounter {
     pricing: TokenPricing,
-    /// The model in the session's words, which may be an alias of the one that answers.
+    /// The model as the session names it, which may be an alias of the model that answers.
     model: Option<String>,
-    /// The call that is being streamed.
+    /// The counts of the model call that is being streamed.
     current_call: ClaudeTokenCounts,
-    /// What has been told since the last result.
+    /// The usage emitted since the last result.
     emitted: TokenUsage,
-    /// The last total of a version that tells nothing better; not known yet in a resumed conversation.
+    /// The last total cost, for versions that report only totals. `None` in a resumed conversation until the first
+    /// result.
     last_total_cost: Option<f64>,
 }
 
-/// Tokens of one call.
+/// The tokens of one model call.
 #[derive(Debug, Default, Clone, Copy)]
 struct ClaudeTokenCounts {
     input: u64,
@@ -38,12 +39,12 @@ struct ClaudeTokenCounts {
 }
 
 impl ClaudeUsageCounter {
-    /// Nothing is counted yet; a resumed conversation has cost something already.
+    /// A counter at zero. A resumed conversation has an unknown earlier cost.
     pub(super) fn new(pricing: TokenPricing, model: Option<String>, resumed: bool) -> Self {
         Self { pricing, model, last_total_cost: (!resumed).then_some(0.0), ..Self::default() }
     }
 
-    /// The model was called: its message begins, or is all there.
+    /// Counts a new model call, when its message begins or arrives whole.
     pub(super) fn start_call(&mut self, message: &Value) -> Option<TurnUpdate> {
         let names = [message["model"].as_str(), self.model.as_deref()];
         self.pricing.set_model_by_names(names.into_iter().flatten());
@@ -51,7 +52,7 @@ impl ClaudeUsageCounter {
         self.update_call(&message["usage"])
     }
 
-    /// More of the same call: its totals so far.
+    /// Counts a later report of the same call, which has the call's totals so far.
     pub(super) fn update_call(&mut self, usage: &Value) -> Option<TurnUpdate> {
         let (before, now) = (self.current_call, self.current_call.merged_with(usage));
         self.current_call = now;
@@ -63,12 +64,12 @@ impl ClaudeUsageCounter {
         })
     }
 
-    /// What a result has on top of what was told since the one before.
+    /// The usage in a result beyond what was emitted since the previous one.
     pub(super) fn count_result(&mut self, result: &ClaudeTurnResult) -> Option<TurnUpdate> {
         let before = self.last_total_cost;
         let total = result.total_cost_usd.map(clamp_cost);
         self.last_total_cost = total.or(before);
-        let truth = match &result.model_usage_since_last_result {
+        let actual = match &result.model_usage_since_last_result {
             Some(by_model) => by_model.values().fold(TokenUsage::default(), |mut sum, model| {
                 sum += model_usage(model);
                 sum
@@ -76,7 +77,7 @@ impl ClaudeUsageCounter {
             None => {
                 let tokens = ClaudeTokenCounts::default().merged_with(&result.usage);
                 let cost = match (before, total) {
-                    // A total that fell has been counted anew from nothing.
+                    // A total that fell was reset to zero in between.
                     (Some(before), Some(now)) if now < before => now,
                     (Some(before), Some(now)) => now - before,
                     _ => 0.0,
@@ -88,15 +89,15 @@ impl ClaudeUsageCounter {
                 }
             }
         };
-        let told = std::mem::take(&mut self.emitted);
+        let emitted = std::mem::take(&mut self.emitted);
         self.current_call = ClaudeTokenCounts::default();
-        let more = TokenUsage {
-            input_tokens: truth.input_tokens.saturating_sub(told.input_tokens),
-            output_tokens: truth.output_tokens.saturating_sub(told.output_tokens),
+        let missing = TokenUsage {
+            input_tokens: actual.input_tokens.saturating_sub(emitted.input_tokens),
+            output_tokens: actual.output_tokens.saturating_sub(emitted.output_tokens),
             // An estimate that was too high cannot be taken back.
-            cost_usd: round_cost((truth.cost_usd - told.cost_usd).max(0.0)),
+            cost_usd: round_cost((actual.cost_usd - emitted.cost_usd).max(0.0)),
         };
-        (more != TokenUsage::default()).then_some(TurnUpdate::Usage { usage: more })
+        (missing != TokenUsage::default()).then_some(TurnUpdate::Usage { usage: missing })
     }
 
     fn emit(&mut self, usage: TokenUsage) -> Option<TurnUpdate> {
@@ -109,7 +110,7 @@ impl ClaudeUsageCounter {
 }
 
 impl ClaudeTokenCounts {
-    /// With what a report names; it may leave out what has not changed.
+    /// Merges a report, which may leave out counts that have not changed.
     fn merged_with(self, usage: &Value) -> Self {
         let count = |name: &str, known: u64| token_count(&usage[name]).max(known);
         Self {
@@ -158,7 +159,8 @@ mod tests {
     use super::*;
     use crate::drivers::pricing::COST_MAX;
 
-    /// What `begins` costs by `pricing`: 10 at full price, 1000 read at a tenth, 100 written at five quarters, 1 of output.
+    /// The cost of `message_with_usage(_, 10)` by `pricing`: 10 tokens at full price, 1000 read at a tenth, 100 written
+    /// at five quarters, 1 of output.
     const ESTIMATE: f64 = ((10.0 + 100.0 + 125.0) * 10.0 + 100.0) / 1e6;
 
     fn pricing(model: &str) -> TokenPricing {
@@ -180,51 +182,51 @@ mod tests {
 
     #[test]
     fn tokens_are_counted_as_the_model_streams_and_never_twice() {
-        let mut tally = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
-        assert_eq!(tally.start_call(&message_with_usage("m", 10)), usage_update(1110, 1, 0.0));
-        assert_eq!(tally.update_call(&json!({"output_tokens": 8})), usage_update(0, 7, 0.0));
-        assert_eq!(tally.update_call(&json!({"output_tokens": 8, "input_tokens": 10})), None);
+        let mut counter = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
+        assert_eq!(counter.start_call(&message_with_usage("m", 10)), usage_update(1110, 1, 0.0));
+        assert_eq!(counter.update_call(&json!({"output_tokens": 8})), usage_update(0, 7, 0.0));
+        assert_eq!(counter.update_call(&json!({"output_tokens": 8, "input_tokens": 10})), None);
         let same = json!({"m": {"inputTokens": 10, "cacheReadInputTokens": 1000,
             "cacheCreationInputTokens": 100, "outputTokens": 8, "costUSD": 0.5}});
         let ended = turn_result(json!({"model_usage_since_last_result": same, "total_cost_usd": 0.5}));
-        assert_eq!(tally.count_result(&ended), usage_update(0, 0, 0.5));
+        assert_eq!(counter.count_result(&ended), usage_update(0, 0, 0.5));
     }
 
     #[test]
-    fn what_helpers_used_comes_with_the_result() {
-        let mut tally = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
-        tally.start_call(&json!({"usage": {"input_tokens": 10, "output_tokens": 1}}));
+    fn usage_of_subagents_comes_with_the_result() {
+        let mut counter = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
+        counter.start_call(&json!({"usage": {"input_tokens": 10, "output_tokens": 1}}));
         let both = json!({"m": {"inputTokens": 10, "outputTokens": 1, "costUSD": 0.1},
             "helper": {"inputTokens": 70, "outputTokens": 7, "costUSD": 0.2}});
         let ended = turn_result(json!({"model_usage_since_last_result": both}));
-        assert_eq!(tally.count_result(&ended), usage_update(70, 7, 0.3));
+        assert_eq!(counter.count_result(&ended), usage_update(70, 7, 0.3));
     }
 
     #[test]
     fn a_known_price_makes_an_estimate_and_the_result_adds_only_what_is_missing() {
-        let mut tally = ClaudeUsageCounter::new(pricing("opus"), Some("opus".to_owned()), false);
+        let mut counter = ClaudeUsageCounter::new(pricing("opus"), Some("opus".to_owned()), false);
         let estimate = ESTIMATE;
         assert_eq!(
-            tally.start_call(&message_with_usage("claude-opus-9", 10)),
+            counter.start_call(&message_with_usage("claude-opus-9", 10)),
             usage_update(1110, 1, round_cost(estimate))
         );
         let cost =
             |cost: f64| turn_result(json!({"model_usage_since_last_result": {"m": {"costUSD": cost}}}));
-        assert_eq!(tally.count_result(&cost(estimate + 0.25)), usage_update(0, 0, 0.25));
-        tally.start_call(&message_with_usage("claude-opus-9", 10));
-        assert_eq!(tally.count_result(&cost(0.0)), None, "it is never negative");
+        assert_eq!(counter.count_result(&cost(estimate + 0.25)), usage_update(0, 0, 0.25));
+        counter.start_call(&message_with_usage("claude-opus-9", 10));
+        assert_eq!(counter.count_result(&cost(0.0)), None, "it is never negative");
         assert_eq!(
-            tally.count_result(&cost(0.5)),
+            counter.count_result(&cost(0.5)),
             usage_update(0, 0, 0.5),
-            "and what was too much is not held against the next"
+            "an estimate that was too high does not count against the next"
         );
     }
 
     #[test]
     fn a_price_for_all_models_makes_an_estimate_for_one_that_has_none() {
-        let mut tally = ClaudeUsageCounter::new(pricing("*"), Some("opus".to_owned()), false);
+        let mut counter = ClaudeUsageCounter::new(pricing("*"), Some("opus".to_owned()), false);
         assert_eq!(
-            tally.start_call(&message_with_usage("claude-opus-9", 10)),
+            counter.start_call(&message_with_usage("claude-opus-9", 10)),
             usage_update(1110, 1, round_cost(ESTIMATE))
         );
         let mut another = ClaudeUsageCounter::new(pricing("sonnet"), Some("opus".to_owned()), false);
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_tells_totals_only_is_counted_by_their_differences() {
+    fn a_version_that_reports_only_totals_is_counted_by_their_differences() {
         let total = |cost: f64| turn_result(json!({"total_cost_usd": cost, "usage": {"input_tokens": 5}}));
         let mut fresh = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
         assert_eq!(fresh.count_result(&total(0.1)), usage_update(5, 0, 0.1));
@@ -246,20 +248,20 @@ mod tests {
         assert_eq!(
             resumed.count_result(&total(7.0)),
             usage_update(5, 0, 0.0),
-            "most of that was told by the process before"
+            "the previous process reported most of it"
         );
         assert_eq!(resumed.count_result(&total(7.5)), usage_update(5, 0, 0.5));
     }
 
     #[test]
-    fn figures_that_nobody_can_have_are_finite() {
-        let mut tally = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
+    fn impossible_figures_are_clamped() {
+        let mut counter = ClaudeUsageCounter::new(TokenPricing::default(), None, false);
         assert_eq!(
-            tally.start_call(&json!({"usage": {"input_tokens": u64::MAX, "output_tokens": -3}})),
+            counter.start_call(&json!({"usage": {"input_tokens": u64::MAX, "output_tokens": -3}})),
             usage_update(TOKENS_MAX, 0, 0.0)
         );
         let absurd = json!({"m": {"costUSD": 1e300}, "n": {"costUSD": -1.0}});
         let ended = turn_result(json!({"model_usage_since_last_result": absurd}));
-        assert_eq!(tally.count_result(&ended), usage_update(0, 0, COST_MAX));
+        assert_eq!(counter.count_result(&ended), usage_update(0, 0, COST_MAX));
     }
 }

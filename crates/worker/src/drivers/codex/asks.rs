@@ -1,5 +1,5 @@
-//! What the server asks of people, and the answers to that: permissions and questions. Nothing is sent here; an
-//! [`Asked`] is what a turn asks its session, and knows what the server is to be told then.
+//! Asks from the server: permission requests and questions, and the responses to them. Nothing is sent here. A
+//! [`CodexAsk`] puts its questions to the session and knows which response the server then gets.
 
 use qd_link::LinkClosed;
 use qd_protocol::AskId;
@@ -15,47 +15,47 @@ use super::items::{BASH, CodexToolUse, EDIT, mcp_tool_name, unwrap_shell};
 use super::tool_calls::CodexToolCalls;
 use crate::turn::{DriverTurn, new_ask_id};
 
-/// Questions that may be asked at once.
+/// The most questions in one request.
 const QUESTIONS_MAX: usize = 32;
 
-/// Something that the server waits for.
+/// An ask that the server waits for.
 #[derive(Debug)]
 pub(super) struct CodexAsk {
     kind: CodexAskKind,
-    /// Thread and turn that are to be told why something was refused, where the answer has no room for that.
+    /// The thread and turn that get the reason of a denial as a steer, if the response has no field for it.
     thread_and_turn: Option<(String, String)>,
 }
 
 #[derive(Debug)]
 enum CodexAskKind {
-    /// May this tool be used?
+    /// A permission request for a tool.
     Permission { ask: AskRequest, style: CodexAnswerStyle },
-    /// The same, of a server that would take no yes that holds this once.
+    /// A permission request without an option to allow just once. It is refused.
     OnceNotOffered { tool: String, style: CodexAnswerStyle },
-    /// Questions, one after the other, each with its name.
+    /// Questions, asked one after the other, each with its id.
     Questions(Vec<(AskRequest, String)>),
-    /// A form of an MCP server: one question after the other.
+    /// A form of an MCP server. Its questions are asked one after the other.
     Form(Vec<(AskRequest, CodexFormField)>),
 }
 
-/// How the server is told yes and no.
+/// The format of the response to a permission request.
 #[derive(Debug)]
 enum CodexAnswerStyle {
-    /// To a tool call.
+    /// For a tool call.
     Decision,
-    /// The same, in older words.
+    /// For a tool call, in the older format.
     Review,
-    /// To wider permissions, which are these.
+    /// For wider permissions, which are these.
     Permissions(Value),
-    /// To a tool of an MCP server.
+    /// For a tool of an MCP server.
     Elicitation,
 }
 
-/// What the server is to be told.
+/// The response to an ask.
 #[derive(Debug, PartialEq)]
 pub(super) struct CodexAskOutcome {
     pub(super) answer: Value,
-    /// Why it is a no, where the answer has no room for that; and who is to know.
+    /// Thread, turn and reason of a denial, if the response has no field for the reason.
     pub(super) reason: Option<(String, String, String)>,
 }
 
@@ -112,17 +112,17 @@ struct CodexQuestionOption {
 }
 
 impl CodexAsk {
-    /// What a request asks for; what is known of open calls fills the gaps. Refused if nobody can be asked that.
+    /// Builds the ask for a request. Open tool calls fill the gaps. Fails if people cannot be asked this.
     pub(super) fn from_request(
         method: &str,
         params: &CodexParams,
         calls: &CodexToolCalls,
     ) -> Result<Self, CodexRpcError> {
         let unreadable =
-            || CodexRpcError::invalid_params(format!("quarterdeck cannot read these parameters of {method}"));
+            || CodexRpcError::invalid_params(format!("quarterdeck cannot parse the parameters of {method}"));
         let request: CodexApprovalRequest = params.read().ok_or_else(unreadable)?;
-        let of = request.thread_id.clone().zip(request.turn_id.clone());
-        let what = match method {
+        let thread_and_turn = request.thread_id.clone().zip(request.turn_id.clone());
+        let kind = match method {
             "item/commandExecution/requestApproval" => request.command_ask(calls, CodexAnswerStyle::Decision),
             "execCommandApproval" => request.command_ask(calls, CodexAnswerStyle::Review),
             "item/fileChange/requestApproval" => request.change_ask(calls, CodexAnswerStyle::Decision),
@@ -132,10 +132,10 @@ impl CodexAsk {
             "mcpServer/elicitation/request" => request.elicitation_ask(calls),
             _ => return Err(CodexRpcError::unknown_method(method)),
         };
-        Ok(Self { kind: what?, thread_and_turn: of })
+        Ok(Self { kind: kind?, thread_and_turn })
     }
 
-    /// The ids by which it is withdrawn.
+    /// The ids with which its questions are withdrawn.
     pub(super) fn ask_ids(&self) -> Vec<AskId> {
         match &self.kind {
             CodexAskKind::Permission { ask, .. } => vec![ask.id.clone()],
@@ -145,7 +145,7 @@ impl CodexAsk {
         }
     }
 
-    /// What the server is told if its turn is stopped before anybody has answered.
+    /// The response if the turn is cancelled before anybody has answered.
     pub(super) fn cancel_answer(&self) -> Value {
         match &self.kind {
             CodexAskKind::Permission { style, .. } | CodexAskKind::OnceNotOffered { style, .. } => {
@@ -156,7 +156,7 @@ impl CodexAsk {
         }
     }
 
-    /// What the server is told if nobody can be asked: a no, after which it goes on.
+    /// The response if nobody can be asked: a denial, after which the agent continues.
     pub(super) fn unattended_answer(&self) -> Value {
         match &self.kind {
             CodexAskKind::Permission { style, .. } | CodexAskKind::OnceNotOffered { style, .. } => {
@@ -167,31 +167,35 @@ impl CodexAsk {
         }
     }
 
-    /// Asks, waits, and gives what the server is to be told.
+    /// Asks the session, waits for the answer, and returns the response for the server.
     pub(super) async fn ask_and_wait(self, turn: &DriverTurn<'_>) -> Result<CodexAskOutcome, LinkClosed> {
-        let Self { kind: what, thread_and_turn: of } = self;
-        let plain = |answer| CodexAskOutcome { answer, reason: None };
-        match what {
+        let Self { kind, thread_and_turn } = self;
+        let without_reason = |answer| CodexAskOutcome { answer, reason: None };
+        match kind {
             CodexAskKind::Permission { ask, style } => {
-                let Some(answer) = turn.ask(ask).await? else { return Ok(plain(style.cancel_answer())) };
+                let Some(answer) = turn.ask(ask).await? else {
+                    return Ok(without_reason(style.cancel_answer()));
+                };
                 Ok(match answer.decision {
                     Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => {
-                        plain(style.allow_answer())
+                        without_reason(style.allow_answer())
                     }
                     Some(PermissionDecision::Deny) | None => {
-                        let told = style.deny_answer(answer.reason.as_deref());
+                        let denial = style.deny_answer(answer.reason.as_deref());
                         let reason = answer.reason.filter(|_| !matches!(style, CodexAnswerStyle::Review));
-                        let reason = reason.zip(of).map(|(reason, (thread, turn))| (thread, turn, reason));
-                        CodexAskOutcome { answer: told, reason }
+                        let reason = reason
+                            .zip(thread_and_turn)
+                            .map(|(reason, (thread, turn))| (thread, turn, reason));
+                        CodexAskOutcome { answer: denial, reason }
                     }
                 })
             }
             CodexAskKind::OnceNotOffered { tool, style } => {
                 let text = format!(
-                    "the agent asked to use {tool} and would take no yes for this once, so it was refused"
+                    "the agent asked to use {tool} but offered no way to allow it just once; the request was refused"
                 );
                 turn.emit(TurnUpdate::Notice { text }).await?;
-                Ok(plain(style.deny_answer(None)))
+                Ok(without_reason(style.deny_answer(None)))
             }
             CodexAskKind::Questions(questions) => {
                 let mut answers = Map::new();
@@ -201,38 +205,38 @@ impl CodexAsk {
                         answers.insert(id, json!({"answers": [value]}));
                     }
                 }
-                Ok(plain(json!({"answers": answers})))
+                Ok(without_reason(json!({"answers": answers})))
             }
             CodexAskKind::Form(questions) => {
                 let mut content = Map::new();
                 for (ask, field) in questions {
                     let Some(answer) = turn.ask(ask).await? else {
-                        return Ok(plain(CodexAnswerStyle::Elicitation.cancel_answer()));
+                        return Ok(without_reason(CodexAnswerStyle::Elicitation.cancel_answer()));
                     };
                     match answer.value.as_deref().and_then(|value| field.parse_answer(value)) {
                         Some(value) => content.insert(field.name, value),
-                        None => return Ok(plain(CodexAnswerStyle::Elicitation.deny_answer(None))),
+                        None => return Ok(without_reason(CodexAnswerStyle::Elicitation.deny_answer(None))),
                     };
                 }
-                Ok(plain(json!({"action": "accept", "content": content})))
+                Ok(without_reason(json!({"action": "accept", "content": content})))
             }
         }
     }
 }
 
 impl CodexAnswerStyle {
-    /// A yes that holds this once, always: with one that holds longer the agent would ask no more, and so get around
-    /// every later rule and every high risk.
+    /// Allows just this once, always. With a longer permission the agent would not ask again, and so would get around
+    /// every later rule and every high-risk check.
     fn allow_answer(&self) -> Value {
         match self {
             Self::Decision => json!({"decision": "accept"}),
             Self::Review => json!({"decision": "approved"}),
-            Self::Permissions(wanted) => json!({"permissions": wanted, "scope": "turn"}),
+            Self::Permissions(permissions) => json!({"permissions": permissions, "scope": "turn"}),
             Self::Elicitation => json!({"action": "accept", "content": {}}),
         }
     }
 
-    /// A no, after which the turn goes on.
+    /// Denies; the turn goes on.
     fn deny_answer(&self, reason: Option<&str>) -> Value {
         match self {
             Self::Decision => json!({"decision": "decline"}),
@@ -242,7 +246,7 @@ impl CodexAnswerStyle {
         }
     }
 
-    /// A no that ends the turn, where there is one.
+    /// Denies and ends the turn, where the format can express that.
     fn cancel_answer(&self) -> Value {
         match self {
             Self::Decision => json!({"decision": "cancel"}),
@@ -266,7 +270,7 @@ impl CodexApprovalRequest {
             _ => known.map(|tool| tool.input["command"].clone()).unwrap_or_default(),
         };
         let tool = match &self.network_approval_context {
-            // A command wants to reach this host: the command itself was seen to before.
+            // A command wants to reach this host. The command itself was approved before.
             Some(CodexNetworkContext { host, protocol }) => {
                 let scheme = if protocol == "http" { "http" } else { "https" };
                 let input =
@@ -298,7 +302,7 @@ impl CodexApprovalRequest {
             (None, None) => json!({}),
         };
         let mut risk = None;
-        // More than the change itself, or one that nobody has seen: no rule for paths can judge that.
+        // The request goes beyond the change itself, or the change is unknown. No rule on paths can judge that.
         if self.grant_root.is_some() || input["path"].is_null() {
             input["grant_root"] = json!(self.grant_root);
             risk = Some(Risk::High);
@@ -306,7 +310,7 @@ impl CodexApprovalRequest {
         self.permission_ask(CodexToolUse { name: EDIT.to_owned(), input }, risk, style)
     }
 
-    /// Wider permissions for the rest of the turn. Nobody is asked about what is then done with them.
+    /// Wider permissions for the rest of the turn. What the agent does with them is not asked about.
     fn permissions_ask(self) -> Result<CodexAskKind, CodexRpcError> {
         let input = json!({"permissions": self.permissions, "cwd": self.cwd});
         let style = CodexAnswerStyle::Permissions(self.permissions.clone());
@@ -320,18 +324,18 @@ impl CodexApprovalRequest {
         style: CodexAnswerStyle,
     ) -> Result<CodexAskKind, CodexRpcError> {
         let CodexToolUse { name, mut input } = tool;
-        let only_longer = |decisions: &Vec<Value>| !decisions.contains(&json!("accept"));
-        if self.available_decisions.as_ref().is_some_and(only_longer) {
+        let lacks_once = |decisions: &Vec<Value>| !decisions.contains(&json!("accept"));
+        if self.available_decisions.as_ref().is_some_and(lacks_once) {
             return Ok(CodexAskKind::OnceNotOffered { tool: name, style });
         }
         if let Some(reason) = &self.reason {
             input["reason"] = json!(reason);
         }
-        let asked = Some(self.message).filter(|message| !message.is_empty()).or(self.reason);
+        let prompt = Some(self.message).filter(|message| !message.is_empty()).or(self.reason);
         let ask = AskRequest {
             id: generate_ask_id()?,
             kind: AskKind::Permission,
-            prompt: asked.unwrap_or_else(|| format!("May the agent use {name}?")),
+            prompt: prompt.unwrap_or_else(|| format!("May the agent use {name}?")),
             tool: Some(name),
             input,
             risk,
@@ -351,20 +355,20 @@ impl CodexApprovalRequest {
             let options = options.unwrap_or_default();
             let mut prompt = if header.is_empty() { question } else { format!("{header}: {question}") };
             for CodexQuestionOption { label, description } in
-                options.iter().filter(|one| !one.description.is_empty())
+                options.iter().filter(|option| !option.description.is_empty())
             {
                 prompt.push_str(&format!("\n{label}: {description}"));
             }
             if is_secret {
-                prompt.push_str("\nThe answer is wanted as a secret, but answers are journalled.");
+                prompt.push_str("\nThe agent wants this kept secret, but answers are journalled.");
             }
-            let labels = options.into_iter().map(|choice| choice.label).collect();
+            let labels = options.into_iter().map(|option| option.label).collect();
             Ok((question_ask(prompt, forms::listable_options(labels))?, id))
         };
         self.questions.into_iter().map(question).collect::<Result<_, _>>().map(CodexAskKind::Questions)
     }
 
-    /// What an MCP server wants to know, or whether one of its tools may be used, which is asked in the same way.
+    /// An MCP server asks a question, or wants permission for one of its tools, which comes in the same form.
     fn elicitation_ask(self, calls: &CodexToolCalls) -> Result<CodexAskKind, CodexRpcError> {
         if self.meta["codex_approval_kind"] == "mcp_tool_call" {
             let input = self.meta["tool_params"].clone();
@@ -378,7 +382,7 @@ impl CodexApprovalRequest {
             "url" => vec![(self.url.clone(), CodexFormField::confirmation())],
             other => {
                 return Err(CodexRpcError::invalid_params(format!(
-                    "quarterdeck has no way to ask for {other}"
+                    "quarterdeck does not support the elicitation mode {other}"
                 )));
             }
         };

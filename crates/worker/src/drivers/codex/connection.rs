@@ -1,5 +1,5 @@
-//! The server's messages, one line of JSON each: JSON-RPC without its version. It knows messages and their ids; what a
-//! method means is read elsewhere, and only if somebody wants it.
+//! Messages to and from the server, one JSON object per line: JSON-RPC without its version field. This module knows
+//! messages and their ids. Parameters are parsed elsewhere, and only if somebody needs them.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,40 +9,39 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::drivers::line_transport::{ExitFuture, LineTransport, log_ignored_line};
 
-/// What JSON-RPC says of a method that is not there.
+/// The JSON-RPC error code for an unknown method.
 const METHOD_NOT_FOUND: i64 = -32601;
-/// The same of parameters that cannot be read.
+/// The JSON-RPC error code for invalid parameters.
 const INVALID_PARAMS: i64 = -32602;
 
-/// The server at the other end of two streams.
+/// A connection to the server.
 pub(super) struct CodexConnection<R, W> {
     lines: LineTransport<R, W>,
     last_id: u64,
 }
 
-/// Something that the server said.
+/// A message from the server.
 #[derive(Debug)]
 pub(super) enum CodexMessage {
-    /// The answer to what was asked under this id.
+    /// The response to our request with this id.
     Response(u64, Result<CodexParams, CodexRpcError>),
-    /// It tells something.
     Notification(String, CodexParams),
-    /// It asks for something, under an id of its own.
+    /// A request of the server, with its own id.
     Request(Value, String, CodexParams),
 }
 
-/// What comes with a message, unread.
+/// The unparsed parameters or result of a message.
 #[derive(Debug)]
 pub(super) struct CodexParams(Option<Box<RawValue>>);
 
 impl CodexParams {
-    /// As this type, if it is one. Fields that it does not have are passed over.
+    /// Parses the parameters. Unknown fields are ignored; `None` if they do not fit the type.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_str(self.0.as_deref().map_or("{}", RawValue::get)).ok()
     }
 }
 
-/// Why something was not done.
+/// A JSON-RPC error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct CodexRpcError {
     pub(super) code: i64,
@@ -50,45 +49,43 @@ pub(super) struct CodexRpcError {
 }
 
 impl CodexRpcError {
-    /// Nothing here knows this method.
     pub(super) fn unknown_method(method: &str) -> Self {
         Self { code: METHOD_NOT_FOUND, message: format!("quarterdeck does not know {method}") }
     }
 
-    /// It is known, and cannot be done as it was asked for.
     pub(super) fn invalid_params(message: impl Into<String>) -> Self {
         Self { code: INVALID_PARAMS, message: message.into() }
     }
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConnection<R, W> {
-    /// Reads from one stream and writes to the other, until the first is over or `exited` says so.
+    /// Reads until the stream ends or `exited` resolves.
     pub(super) fn new(from: R, to: W, exited: ExitFuture) -> Self {
         Self { lines: LineTransport::new(from, to, exited), last_id: 0 }
     }
 
-    /// Asks the server for something. The answer comes among its messages, under this id.
+    /// Queues a request. The response arrives through [`Self::next`] under the returned id.
     pub(super) fn request(&mut self, method: &str, params: Value) -> u64 {
         self.last_id += 1;
         self.lines.queue_message(&json!({"id": self.last_id, "method": method, "params": params}));
         self.last_id
     }
 
-    /// Tells the server something.
+    /// Queues a notification without parameters.
     pub(super) fn notify(&mut self, method: &str) {
         self.lines.queue_message(&json!({"method": method}));
     }
 
-    /// Answers what the server asked for.
-    pub(super) fn respond(&mut self, id: &Value, answer: Result<Value, CodexRpcError>) {
-        self.lines.queue_message(&match answer {
+    /// Queues the response to a request of the server.
+    pub(super) fn respond(&mut self, id: &Value, result: Result<Value, CodexRpcError>) {
+        self.lines.queue_message(&match result {
             Ok(result) => json!({"id": id, "result": result}),
             Err(error) => json!({"id": id, "error": error}),
         });
     }
 
-    /// The server's next message, or `None` when there will be none. Writes what waits to be written meanwhile, and
-    /// does only that if not `listening`. Nothing is lost if the wait is given up.
+    /// Returns the server's next message, or `None` at the end of its stream. Queued messages are written meanwhile;
+    /// with `listening` false, nothing is read. Cancel safe.
     pub(super) async fn next(&mut self, listening: bool) -> Option<CodexMessage> {
         loop {
             let line = self.lines.next_line(listening).await?;
@@ -99,7 +96,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConnection<R, W> {
         }
     }
 
-    /// Closes the stream to the server, and gives the other one up to be emptied.
+    /// Closes the server's stdin and returns its stdout, which the caller drains.
     pub(super) fn hang_up(self) -> R {
         self.lines.hang_up()
     }
@@ -120,11 +117,11 @@ impl CodexMessage {
             (Some(id), Some(method)) => Some(Self::Request(id, method, CodexParams(params))),
             (None, Some(method)) => Some(Self::Notification(method, CodexParams(params))),
             (Some(id), None) => {
-                let answer = match error {
+                let response = match error {
                     Some(refusal) => Err(refusal),
                     None => Ok(CodexParams(result)),
                 };
-                Some(Self::Response(id.as_u64()?, answer))
+                Some(Self::Response(id.as_u64()?, response))
             }
             (None, None) => None,
         }
@@ -136,21 +133,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_an_answer_a_notice_or_a_request_by_what_it_has() {
+    fn a_line_is_a_response_a_notification_or_a_request_by_its_fields() {
         let parse = |line: &str| CodexMessage::parse(line.as_bytes());
         assert!(matches!(
             parse(r#"{"id":3,"result":{"x":1},"more":2}"#),
             Some(CodexMessage::Response(3, Ok(_)))
         ));
-        let refused = parse(r#"{"error":{"code":-32600,"message":"no"},"id":3}"#);
-        assert!(matches!(refused, Some(CodexMessage::Response(3, Err(refusal))) if refusal.message == "no"));
+        let error_response = parse(r#"{"error":{"code":-32600,"message":"no"},"id":3}"#);
+        assert!(
+            matches!(error_response, Some(CodexMessage::Response(3, Err(refusal))) if refusal.message == "no")
+        );
         assert!(
             matches!(parse(r#"{"method":"m"}"#), Some(CodexMessage::Notification(method, _)) if method == "m")
         );
-        let asked = parse(r#"{"id":"a","method":"m","params":{}}"#);
-        assert!(matches!(asked, Some(CodexMessage::Request(id, _, _)) if id == "a"));
-        for none in ["", "words", "[]", "{}", r#"{"id":"not ours","result":{}}"#] {
-            assert!(parse(none).is_none(), "{none}");
+        let request = parse(r#"{"id":"a","method":"m","params":{}}"#);
+        assert!(matches!(request, Some(CodexMessage::Request(id, _, _)) if id == "a"));
+        for line in ["", "words", "[]", "{}", r#"{"id":"not ours","result":{}}"#] {
+            assert!(parse(line).is_none(), "{line}");
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Turns what the server tells into what a session hears. It keeps what single notifications only hint at: which items
-//! have been said already, which calls are open, whose turn is whose. Nothing is cut here: that comes last, in `fit`.
+//! Turns the server's notifications into turn updates. It keeps the state that single notifications leave out: which
+//! items were already emitted, which calls are open, and which run each turn belongs to. Nothing is truncated here;
+//! that happens last, when events are fitted to their size limit.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,51 +17,59 @@ use super::turn_end::{CodexTurnEnd, CodexTurnError};
 use super::usage::{CodexUsageCounter, CodexUsageReport};
 use crate::drivers::pricing::TokenPricing;
 
-/// Turns of which it is remembered whose they were: a command that a turn left behind goes on speaking.
+/// The most turns whose run is remembered. They are needed because a command that a turn left running keeps reporting.
 const TURNS_MAX: usize = 64;
-/// Warnings that are remembered so as not to be repeated with every turn.
+/// The most warnings remembered, so that they are not repeated with every turn.
 const WARNINGS_MAX: usize = 64;
 
-/// What is known of a conversation beyond its text.
+/// Decodes the notifications of one conversation.
 #[derive(Debug)]
 pub(super) struct CodexEventDecoder {
     thread: String,
     usage: CodexUsageCounter,
     tool_calls: CodexToolCalls,
-    /// The latest turns, of any thread, and the runs that they belong to.
+    /// The latest turns of any thread, with the runs that they belong to.
     turn_runs: VecDeque<(String, RunId)>,
-    /// Items of which something was said piece by piece.
+    /// Items of which some text was already emitted.
     emitted_items: HashSet<String>,
-    /// Whether the turn has said something, so that the next message needs a gap before it.
+    /// Whether the turn has emitted text, so that the next message needs a gap before it.
     has_text: bool,
-    /// The last message of the turn, whole.
     last_message: Option<String>,
-    /// Threads whose model has used tools since it was called: it will be called again with what they gave.
+    /// Threads whose model used tools in its current call. It will be called again with their results.
     threads_with_tools: HashSet<String>,
-    /// Threads whose model has told what its call used, and whose next item shows another.
+    /// Threads whose model call was already counted. Their next item shows another call.
     threads_between_calls: HashSet<String>,
     warnings: VecDeque<String>,
 }
 
-/// What a notification says, and which turn it is of, if of one.
+/// The updates of a notification, and the turn that they belong to, if any.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct CodexOutput {
     pub(super) turn: Option<String>,
     pub(super) updates: Vec<TurnUpdate>,
 }
 
-/// What a notification means beyond its words.
+/// A notification that changes the state of a turn or an ask.
 #[derive(Debug, PartialEq)]
 pub(super) enum CodexNotification {
-    /// A turn of this thread has begun.
-    TurnStarted { thread: String, turn: String },
-    /// One has ended.
-    TurnCompleted { thread: String, turn: CodexTurnEnd },
-    /// An item of this turn of ours has begun.
-    ItemStarted { turn: String },
-    /// Why a turn of ours will fail.
-    TurnFailing { turn: String, why: CodexTurnError },
-    /// Nobody waits any more for the answer to what was asked under this id.
+    TurnStarted {
+        thread: String,
+        turn: String,
+    },
+    TurnCompleted {
+        thread: String,
+        turn: CodexTurnEnd,
+    },
+    /// An item of a turn of our thread has begun.
+    ItemStarted {
+        turn: String,
+    },
+    /// A turn of our thread will fail with this error.
+    TurnFailing {
+        turn: String,
+        why: CodexTurnError,
+    },
+    /// The server no longer waits for the response to its request with this id.
     RequestResolved(Value),
 }
 
@@ -80,7 +89,6 @@ struct CodexNotificationParams {
 }
 
 impl CodexEventDecoder {
-    /// Of a thread with this model.
     pub(super) fn new(thread: String, model: &str, pricing: TokenPricing) -> Self {
         let mut usage = CodexUsageCounter::new(pricing);
         usage.set_model(model);
@@ -98,19 +106,18 @@ impl CodexEventDecoder {
         }
     }
 
-    /// Forgets what was said in the turn before. Its commands may go on, and are not forgotten.
+    /// Forgets the text of the previous turn. Its commands may still run and are not forgotten.
     pub(super) fn begin_turn(&mut self) {
         self.emitted_items.clear();
         self.has_text = false;
         self.last_message = None;
     }
 
-    /// The agent's result: its last message.
     pub(super) fn take_result(&mut self) -> Option<String> {
         self.last_message.take()
     }
 
-    /// A turn that has begun belongs to this run.
+    /// Records that a turn belongs to this run.
     pub(super) fn assign_turn(&mut self, turn: &str, run: &RunId) {
         if self.run_of_turn(turn).is_none() {
             if self.turn_runs.len() == TURNS_MAX {
@@ -120,54 +127,54 @@ impl CodexEventDecoder {
         }
     }
 
-    /// The run that a turn belongs to, if it has begun under our eyes.
+    /// The run that a turn belongs to, if its start was seen.
     pub(super) fn run_of_turn(&self, turn: &str) -> Option<&RunId> {
         self.turn_runs.iter().find(|(id, _)| id == turn).map(|(_, run)| run)
     }
 
-    /// The calls that are open.
+    /// The open tool calls.
     pub(super) fn tool_calls(&self) -> &CodexToolCalls {
         &self.tool_calls
     }
 
-    /// What a notification says and means. Methods that mean nothing to a session say nothing.
+    /// Decodes a notification. Methods that a session has no use for yield nothing.
     pub(super) fn decode(
         &mut self,
         method: &str,
         params: &CodexParams,
     ) -> (CodexOutput, Option<CodexNotification>) {
         let nothing = (CodexOutput::default(), None);
-        let Some(told) = params.read::<CodexNotificationParams>() else { return nothing };
-        // What is said by the agents that ours has started is theirs; what they use is ours.
-        let ours = told.thread_id.as_deref().is_none_or(|thread| thread == self.thread);
-        let turn = told.turn_id.clone().filter(|_| ours);
-        let heard = |said: Vec<TurnUpdate>| (CodexOutput { turn: turn.clone(), updates: said }, None);
+        let Some(fields) = params.read::<CodexNotificationParams>() else { return nothing };
+        // The text of agents that ours has started is dropped, but their usage counts.
+        let ours = fields.thread_id.as_deref().is_none_or(|thread| thread == self.thread);
+        let turn = fields.turn_id.clone().filter(|_| ours);
+        let emit = |updates: Vec<TurnUpdate>| (CodexOutput { turn: turn.clone(), updates }, None);
         match method {
-            "turn/started" | "turn/completed" => self.decode_turn(method, params, told),
-            "thread/tokenUsage/updated" => (self.decode_usage(params, told), None),
+            "turn/started" | "turn/completed" => self.decode_turn(method, params, fields),
+            "thread/tokenUsage/updated" => (self.decode_usage(params, fields), None),
             "serverRequest/resolved" => {
-                (CodexOutput::default(), Some(CodexNotification::RequestResolved(told.request_id)))
+                (CodexOutput::default(), Some(CodexNotification::RequestResolved(fields.request_id)))
             }
-            "item/started" | "item/completed" => self.decode_item(method, params, told, ours),
+            "item/started" | "item/completed" => self.decode_item(method, params, fields, ours),
             _ if !ours => nothing,
             "item/agentMessage/delta" | "item/plan/delta" => {
-                heard(self.message_piece(&told.item_id, told.delta))
+                emit(self.message_piece(&fields.item_id, fields.delta))
             }
             "item/reasoning/summaryTextDelta" | "item/reasoning/textDelta" => {
-                self.emitted_items.insert(told.item_id);
-                heard(vec![TurnUpdate::Thought { text: told.delta }])
+                self.emitted_items.insert(fields.item_id);
+                emit(vec![TurnUpdate::Thought { text: fields.delta }])
             }
-            "item/reasoning/summaryPartAdded" if told.summary_index > 0 => {
-                heard(vec![TurnUpdate::Thought { text: PARAGRAPH_GAP.to_owned() }])
+            "item/reasoning/summaryPartAdded" if fields.summary_index > 0 => {
+                emit(vec![TurnUpdate::Thought { text: PARAGRAPH_GAP.to_owned() }])
             }
-            "item/commandExecution/outputDelta" => heard(self.tool_output(told.item_id, told.delta)),
-            "item/mcpToolCall/progress" => heard(self.tool_output(told.item_id, told.message + "\n")),
-            "turn/plan/updated" => heard(decode_plan(params).into_iter().collect()),
-            "error" => decode_error(params, told, turn.as_deref()),
-            "warning" | "guardianWarning" => heard(self.decode_warning(told.message)),
+            "item/commandExecution/outputDelta" => emit(self.tool_output(fields.item_id, fields.delta)),
+            "item/mcpToolCall/progress" => emit(self.tool_output(fields.item_id, fields.message + "\n")),
+            "turn/plan/updated" => emit(decode_plan(params).into_iter().collect()),
+            "error" => decode_error(params, fields, turn.as_deref()),
+            "warning" | "guardianWarning" => emit(self.decode_warning(fields.message)),
             "model/rerouted" => {
-                self.usage.set_model(&told.to_model);
-                heard(vec![TurnUpdate::Notice { text: format!("the model is now {}", told.to_model) }])
+                self.usage.set_model(&fields.to_model);
+                emit(vec![TurnUpdate::Notice { text: format!("the model is now {}", fields.to_model) }])
             }
             _ => nothing,
         }
@@ -177,13 +184,13 @@ impl CodexEventDecoder {
         &mut self,
         method: &str,
         params: &CodexParams,
-        told: CodexNotificationParams,
+        fields: CodexNotificationParams,
     ) -> (CodexOutput, Option<CodexNotification>) {
         #[derive(Deserialize)]
         struct CodexTurnParams {
             turn: CodexTurnEnd,
         }
-        let (Some(CodexTurnParams { turn }), Some(thread)) = (params.read(), told.thread_id) else {
+        let (Some(CodexTurnParams { turn }), Some(thread)) = (params.read(), fields.thread_id) else {
             return (CodexOutput::default(), None);
         };
         if method == "turn/completed" {
@@ -191,72 +198,73 @@ impl CodexEventDecoder {
             self.threads_with_tools.remove(&thread);
             return (CodexOutput::default(), Some(CodexNotification::TurnCompleted { thread, turn }));
         }
-        // A turn begins with a call of the model.
-        let heard = CodexOutput { turn: Some(turn.id.clone()), updates: vec![TurnUpdate::ModelCall] };
-        (heard, Some(CodexNotification::TurnStarted { thread, turn: turn.id }))
+        // A turn begins with a model call.
+        let output = CodexOutput { turn: Some(turn.id.clone()), updates: vec![TurnUpdate::ModelCall] };
+        (output, Some(CodexNotification::TurnStarted { thread, turn: turn.id }))
     }
 
-    fn decode_usage(&mut self, params: &CodexParams, told: CodexNotificationParams) -> CodexOutput {
+    fn decode_usage(&mut self, params: &CodexParams, fields: CodexNotificationParams) -> CodexOutput {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct CodexUsageParams {
             token_usage: CodexUsageReport,
         }
         let (Some(CodexUsageParams { token_usage }), Some(thread), Some(turn)) =
-            (params.read(), told.thread_id, told.turn_id)
+            (params.read(), fields.thread_id, fields.turn_id)
         else {
             return CodexOutput::default();
         };
         let live = self.run_of_turn(&turn).is_some();
         let usage = self.usage.count_report(&thread, live, token_usage);
-        let mut said: Vec<TurnUpdate> = usage.map(|usage| TurnUpdate::Usage { usage }).into_iter().collect();
+        let mut updates: Vec<TurnUpdate> =
+            usage.map(|usage| TurnUpdate::Usage { usage }).into_iter().collect();
         if self.threads_with_tools.remove(&thread) {
-            said.push(TurnUpdate::ModelCall);
+            updates.push(TurnUpdate::ModelCall);
         } else if live {
             self.threads_between_calls.insert(thread);
         }
-        CodexOutput { turn: Some(turn), updates: said }
+        CodexOutput { turn: Some(turn), updates }
     }
 
     fn decode_item(
         &mut self,
         method: &str,
         params: &CodexParams,
-        told: CodexNotificationParams,
+        fields: CodexNotificationParams,
         ours: bool,
     ) -> (CodexOutput, Option<CodexNotification>) {
         #[derive(Deserialize)]
         struct CodexItemParams {
             item: CodexItem,
         }
-        let (Some(CodexItemParams { item }), Some(turn)) = (params.read(), told.turn_id) else {
+        let (Some(CodexItemParams { item }), Some(turn)) = (params.read(), fields.turn_id) else {
             return (CodexOutput::default(), None);
         };
-        let mut said = Vec::new();
+        let mut updates = Vec::new();
         let started = method == "item/started";
-        if let Some(thread) = told.thread_id.filter(|_| started) {
+        if let Some(thread) = fields.thread_id.filter(|_| started) {
             if item.kind != "userMessage" && self.threads_between_calls.remove(&thread) {
-                said.push(TurnUpdate::ModelCall);
+                updates.push(TurnUpdate::ModelCall);
             }
             if item.result_returns_to_model() {
                 self.threads_with_tools.insert(thread);
             }
         }
         if !ours {
-            return (CodexOutput { turn: Some(turn), updates: said }, None);
+            return (CodexOutput { turn: Some(turn), updates }, None);
         }
         if started {
-            said.extend(self.start_tool(&item, &turn));
+            updates.extend(self.start_tool(&item, &turn));
         } else {
-            self.finish_item(&item, &turn, &mut said);
+            self.finish_item(&item, &turn, &mut updates);
         }
-        let news = started.then(|| CodexNotification::ItemStarted { turn: turn.clone() });
-        (CodexOutput { turn: Some(turn), updates: said }, news)
+        let notification = started.then(|| CodexNotification::ItemStarted { turn: turn.clone() });
+        (CodexOutput { turn: Some(turn), updates }, notification)
     }
 
     fn start_tool(&mut self, item: &CodexItem, turn: &str) -> Option<TurnUpdate> {
         let tool = item.tool_use()?;
-        // A call that needs leave is begun twice.
+        // A call that needs approval is reported as started twice.
         if self.tool_calls.tool_use(&item.id).is_some() {
             return None;
         }
@@ -266,44 +274,42 @@ impl CodexEventDecoder {
         Some(TurnUpdate::ToolStarted { call_id: item.id.clone(), name, input })
     }
 
-    fn finish_item(&mut self, item: &CodexItem, turn: &str, said: &mut Vec<TurnUpdate>) {
+    fn finish_item(&mut self, item: &CodexItem, turn: &str, updates: &mut Vec<TurnUpdate>) {
         if let Some(text) = item.text() {
             if !self.emitted_items.contains(&item.id) {
-                said.extend(self.message_piece(&item.id, text.to_owned()));
+                updates.extend(self.message_piece(&item.id, text.to_owned()));
             }
             self.last_message = Some(text.to_owned());
         } else if let Some(text) = item.thought() {
             if self.emitted_items.insert(item.id.clone()) {
-                said.push(TurnUpdate::Thought { text });
+                updates.push(TurnUpdate::Thought { text });
             }
         } else if item.kind == "contextCompaction" {
-            said.push(TurnUpdate::Notice {
-                text: "the agent shortened its memory of the conversation".to_owned(),
-            });
+            updates.push(TurnUpdate::Notice { text: "the agent compacted its conversation".to_owned() });
         } else if let Some(tool) = item.tool_use() {
-            // Some are only told when they have ended.
-            said.extend(self.start_tool(item, turn));
+            // Some calls are only reported when they have finished.
+            updates.extend(self.start_tool(item, turn));
             self.tool_calls.remove(&item.id);
-            let ending = item.tool_result();
-            said.push(TurnUpdate::ToolFinished {
+            let result = item.tool_result();
+            updates.push(TurnUpdate::ToolFinished {
                 call_id: item.id.clone(),
                 name: tool.name,
-                output: ending.output,
-                is_error: ending.is_error,
+                output: result.output,
+                is_error: result.is_error,
             });
         }
     }
 
-    /// A piece of a message; the first has a gap before it if it is not the turn's first message.
+    /// Emits a piece of a message. The first piece has a gap before it unless it is the turn's first message.
     fn message_piece(&mut self, item: &str, text: String) -> Vec<TurnUpdate> {
         if text.is_empty() {
             return Vec::new();
         }
-        let is_next = !self.emitted_items.contains(item);
-        if is_next {
+        let is_first_piece = !self.emitted_items.contains(item);
+        if is_first_piece {
             self.emitted_items.insert(item.to_owned());
         }
-        let text = if is_next && self.has_text { format!("{PARAGRAPH_GAP}{text}") } else { text };
+        let text = if is_first_piece && self.has_text { format!("{PARAGRAPH_GAP}{text}") } else { text };
         self.has_text = true;
         vec![TurnUpdate::Text { text }]
     }
@@ -316,7 +322,7 @@ impl CodexEventDecoder {
         }
     }
 
-    /// A warning, once.
+    /// Emits a warning once.
     fn decode_warning(&mut self, text: String) -> Vec<TurnUpdate> {
         if text.is_empty() || self.warnings.contains(&text) {
             return Vec::new();
@@ -329,7 +335,7 @@ impl CodexEventDecoder {
     }
 }
 
-/// Between two messages, or two parts of a thought.
+/// The gap between two messages, or between two parts of a thought.
 const PARAGRAPH_GAP: &str = "\n\n";
 
 fn decode_plan(params: &CodexParams) -> Option<TurnUpdate> {
@@ -350,10 +356,10 @@ fn decode_plan(params: &CodexParams) -> Option<TurnUpdate> {
     Some(TurnUpdate::Plan { entries: plan.into_iter().map(entry).collect() })
 }
 
-/// What went wrong: something that will be tried again is told, and the rest is the turn's end.
+/// Decodes an error. If the server will retry, it is a notice; otherwise it is kept for the turn's end.
 fn decode_error(
     params: &CodexParams,
-    told: CodexNotificationParams,
+    fields: CodexNotificationParams,
     turn: Option<&str>,
 ) -> (CodexOutput, Option<CodexNotification>) {
     #[derive(Deserialize)]
@@ -361,10 +367,10 @@ fn decode_error(
         error: CodexTurnError,
     }
     let Some(CodexErrorParams { error }) = params.read() else { return (CodexOutput::default(), None) };
-    if told.will_retry {
-        let said = vec![TurnUpdate::Notice { text: error.message_text() }];
-        return (CodexOutput { turn: turn.map(str::to_owned), updates: said }, None);
+    if fields.will_retry {
+        let updates = vec![TurnUpdate::Notice { text: error.message_text() }];
+        return (CodexOutput { turn: turn.map(str::to_owned), updates }, None);
     }
-    let news = turn.map(|turn| CodexNotification::TurnFailing { turn: turn.to_owned(), why: error });
-    (CodexOutput::default(), news)
+    let notification = turn.map(|turn| CodexNotification::TurnFailing { turn: turn.to_owned(), why: error });
+    (CodexOutput::default(), notification)
 }

@@ -1,5 +1,4 @@
-//! Forms of MCP servers, as JSON Schema describes their fields: what each takes, and what the words of an answer stand
-//! for.
+//! Forms of MCP servers, whose fields are described by a JSON Schema. Builds the questions and parses the answers.
 
 use qd_link::event_size::OPTIONS_BYTES;
 use serde::Deserialize;
@@ -7,12 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::connection::CodexRpcError;
 
-/// Questions that one form may have.
+/// The most fields in one form.
 const FIELDS_MAX: usize = 32;
-/// Options that one question may have.
+/// The most options offered for one question.
 const OPTIONS_MAX: usize = 128;
 
-/// One field of a form.
 #[derive(Debug)]
 pub(super) struct CodexFormField {
     pub(super) name: String,
@@ -25,14 +23,14 @@ enum CodexFieldType {
     Integer,
     Number,
     Boolean,
-    /// One of these, by the word that people see; several of them in one list if `many`.
+    /// Pairs of the label that people see and the value. If `many`, an answer is a list of labels separated by commas.
     Choice {
         choices: Vec<(String, String)>,
         many: bool,
     },
 }
 
-/// The fields of a form, each with what people call it.
+/// The fields of a form, each with its label.
 pub(super) fn form_fields(schema: &Value) -> Result<Vec<(String, CodexFormField)>, CodexRpcError> {
     let properties = schema["properties"].as_object().cloned().unwrap_or_else(Map::new);
     if properties.is_empty() || properties.len() > FIELDS_MAX {
@@ -41,31 +39,31 @@ pub(super) fn form_fields(schema: &Value) -> Result<Vec<(String, CodexFormField)
     properties.into_iter().map(|(name, schema)| CodexFormField::from_schema(name, &schema)).collect()
 }
 
-/// Options that people are shown: all of them, or none if they are too many.
-pub(super) fn listable_options(words: Vec<String>) -> Vec<String> {
-    let bytes: usize = words.iter().map(String::len).sum();
-    if words.len() <= OPTIONS_MAX && bytes <= OPTIONS_BYTES { words } else { Vec::new() }
+/// The options to show: all of them, or none if they are too many.
+pub(super) fn listable_options(labels: Vec<String>) -> Vec<String> {
+    let bytes: usize = labels.iter().map(String::len).sum();
+    if labels.len() <= OPTIONS_MAX && bytes <= OPTIONS_BYTES { labels } else { Vec::new() }
 }
 
 impl CodexFormField {
-    /// One that only wants to hear that something was done elsewhere.
+    /// A field that only asks for confirmation that something was done elsewhere.
     pub(super) fn confirmation() -> Self {
         let choices = vec![("done".to_owned(), "done".to_owned())];
         Self { name: "done".to_owned(), field_type: CodexFieldType::Choice { choices, many: false } }
     }
 
-    /// What may be answered; anything if that cannot be listed.
+    /// The allowed answers. Empty if any answer may do, or if they are too many to list.
     pub(super) fn options(&self) -> Vec<String> {
         match &self.field_type {
             CodexFieldType::Boolean => vec!["yes".to_owned(), "no".to_owned()],
             CodexFieldType::Choice { choices, many: false } => {
-                listable_options(choices.iter().map(|(word, _)| word.clone()).collect())
+                listable_options(choices.iter().map(|(label, _)| label.clone()).collect())
             }
             _ => Vec::new(),
         }
     }
 
-    /// What the server gets for an answer; `None` if it is none.
+    /// The value that the server gets for an answer. `None` if the answer does not fit the field.
     pub(super) fn parse_answer(&self, value: &str) -> Option<Value> {
         Some(match &self.field_type {
             CodexFieldType::Text => json!(value),
@@ -75,13 +73,13 @@ impl CodexFormField {
             }
             CodexFieldType::Boolean => json!(value == "yes"),
             CodexFieldType::Choice { choices, many } => {
-                let chosen = |word: &str| {
-                    choices.iter().find(|(shown, _)| shown == word).map(|(_, value)| value.clone())
+                let value_of = |label: &str| {
+                    choices.iter().find(|(known, _)| known == label).map(|(_, value)| value.clone())
                 };
                 if *many {
-                    json!(value.split(',').map(|word| chosen(word.trim())).collect::<Option<Vec<_>>>()?)
+                    json!(value.split(',').map(|label| value_of(label.trim())).collect::<Option<Vec<_>>>()?)
                 } else {
-                    json!(chosen(value)?)
+                    json!(value_of(value)?)
                 }
             }
         })
@@ -108,7 +106,7 @@ impl CodexFormField {
         fn schema_choices(schema: CodexFieldSchema) -> Option<Vec<(String, String)>> {
             let titled = schema.one_of.or(schema.any_of);
             if let Some(titled) = titled {
-                return Some(titled.into_iter().map(|one| (one.title, one.r#const)).collect());
+                return Some(titled.into_iter().map(|option| (option.title, option.r#const)).collect());
             }
             let values = schema.r#enum?;
             let names = schema.enum_names.filter(|names| names.len() == values.len());
@@ -118,7 +116,7 @@ impl CodexFormField {
         let unknown = || CodexRpcError::invalid_params(format!("the field `{name}` is of an unknown type"));
         let mut schema = CodexFieldSchema::deserialize(schema).map_err(|_| unknown())?;
         let label = schema.description.take().or(schema.title.take()).unwrap_or_else(|| name.clone());
-        let takes = match schema.r#type.as_str() {
+        let field_type = match schema.r#type.as_str() {
             "string" => schema_choices(schema)
                 .map_or(CodexFieldType::Text, |choices| CodexFieldType::Choice { choices, many: false }),
             "integer" => CodexFieldType::Integer,
@@ -130,7 +128,7 @@ impl CodexFormField {
             }
             _ => return Err(unknown()),
         };
-        Ok((label, Self { name, field_type: takes }))
+        Ok((label, Self { name, field_type }))
     }
 }
 
@@ -139,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_form_becomes_questions_and_answers_become_what_it_asked_for() {
+    fn a_form_becomes_questions_and_answers_become_its_values() {
         let schema = json!({"type": "object", "properties": {
             "a": {"type": "string", "title": "Name"},
             "b": {"type": "integer"},
@@ -156,13 +154,13 @@ mod tests {
             (&options[2][..], &options[3][..]),
             (&["yes".into(), "no".into()][..], &["Red".into(), "Blue".into()][..])
         );
-        let fill = |at: usize, value: &str| form[at].1.parse_answer(value);
-        assert_eq!(fill(0, "x"), Some(json!("x")));
-        assert_eq!((fill(1, " 7 "), fill(1, "many")), (Some(json!(7)), None));
-        assert_eq!(fill(2, "no"), Some(json!(false)));
-        assert_eq!((fill(3, "Blue"), fill(3, "b")), (Some(json!("b")), None));
-        assert_eq!(fill(4, "X, Y"), Some(json!(["x", "y"])));
-        assert_eq!((fill(5, "1.5"), fill(5, "NaN")), (Some(json!(1.5)), None));
+        let parse = |at: usize, value: &str| form[at].1.parse_answer(value);
+        assert_eq!(parse(0, "x"), Some(json!("x")));
+        assert_eq!((parse(1, " 7 "), parse(1, "many")), (Some(json!(7)), None));
+        assert_eq!(parse(2, "no"), Some(json!(false)));
+        assert_eq!((parse(3, "Blue"), parse(3, "b")), (Some(json!("b")), None));
+        assert_eq!(parse(4, "X, Y"), Some(json!(["x", "y"])));
+        assert_eq!((parse(5, "1.5"), parse(5, "NaN")), (Some(json!(1.5)), None));
         assert!(form_fields(&json!({"properties": {}})).is_err());
         assert!(form_fields(&json!({"properties": {"o": {"type": "object"}}})).is_err());
     }

@@ -1,5 +1,5 @@
-//! How a conversation begins: the handshake, the user's own settings, then a thread new or old. What is said meanwhile
-//! is thrown away, because it is about the past or about nothing that anybody asked for.
+//! The handshake with the server: initialize, read the user's own settings, then start or resume a thread.
+//! Notifications that arrive meanwhile are dropped, because they concern the past or nothing that was asked for.
 
 use std::path::Path;
 
@@ -10,41 +10,40 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::connection::{CodexConnection, CodexMessage, CodexParams, CodexRpcError};
 use crate::drivers::tool_server::{CALL_TIMEOUT_S, SERVER_NAME, ToolServer};
 
-/// What a conversation begins with.
+/// Options for opening a conversation.
 #[derive(Debug)]
 pub(super) struct CodexHandshakeOptions<'a> {
     pub(super) cwd: &'a Path,
     pub(super) model: Option<&'a str>,
     pub(super) system_prompt: Option<&'a str>,
-    /// The agent's name for the conversation to go on with.
+    /// The id of the thread to resume.
     pub(super) resume: Option<&'a str>,
-    /// The server that it is given.
+    /// Our MCP server, which the agent is to start.
     pub(super) tools: Option<ToolServer>,
 }
 
-/// What came of it.
+/// A conversation that was opened.
 #[derive(Debug)]
 pub(super) struct CodexHandshakeResult {
     pub(super) thread: String,
-    /// The model that counts, by which tokens are priced.
+    /// The effective model, which determines the token price.
     pub(super) model: String,
-    /// What the first turn is to tell first.
+    /// Notices that the first turn emits first.
     pub(super) notices: Vec<String>,
 }
 
-/// Why nothing came of it.
+/// Why no conversation could be opened.
 #[derive(Debug)]
 pub(super) enum CodexHandshakeError {
-    /// The agent is no more.
     AgentExited,
-    /// It would not.
+    /// The server answered with an error.
     Refused(CodexRpcError),
 }
 
-/// Shakes hands and opens a thread.
+/// Initializes the server and opens a thread: the old one if it can be resumed, else a new one.
 pub(super) async fn perform_handshake<R, W>(
-    peer: &mut CodexConnection<R, W>,
-    opening: &CodexHandshakeOptions<'_>,
+    connection: &mut CodexConnection<R, W>,
+    options: &CodexHandshakeOptions<'_>,
 ) -> Result<CodexHandshakeResult, CodexHandshakeError>
 where
     R: AsyncRead + Unpin,
@@ -52,47 +51,47 @@ where
 {
     let hello = json!({
         "clientInfo": {"name": "quarterdeck", "title": "Quarterdeck", "version": env!("CARGO_PKG_VERSION")},
-        // Ending the commands of a turn is an experimental method, and nothing else ends them.
+        // Ending the commands of a turn is an experimental method, and no other method does that.
         "capabilities": {"experimentalApi": true},
     });
-    call(peer, "initialize", hello).await?;
-    peer.notify("initialized");
-    let params = opening.thread_params(has_own_approvals(peer, opening.cwd).await?);
+    call(connection, "initialize", hello).await?;
+    connection.notify("initialized");
+    let params = options.thread_params(has_own_approvals(connection, options.cwd).await?);
     let mut notices = Vec::new();
-    if let Some(id) = opening.resume {
+    if let Some(id) = options.resume {
         let mut params = params.clone();
         params["threadId"] = json!(id);
-        // They could be many megabytes, and the session has them.
+        // Old turns can be many megabytes, and the session already has them.
         params["excludeTurns"] = json!(true);
-        match call(peer, "thread/resume", params).await {
-            Ok(answer) => return parse_thread(&answer, notices),
+        match call(connection, "thread/resume", params).await {
+            Ok(response) => return parse_thread(&response, notices),
             Err(CodexHandshakeError::AgentExited) => return Err(CodexHandshakeError::AgentExited),
-            // Also of a thread that never had a turn, for which nothing was written down.
+            // A thread that never had a turn is refused, too: nothing was saved for it.
             Err(CodexHandshakeError::Refused(CodexRpcError { message, .. })) => notices.push(format!(
-                "the agent could not go on with its old conversation and began a new one: {message}"
+                "the agent could not resume its old conversation and started a new one: {message}"
             )),
         }
     }
-    let answer = call(peer, "thread/start", params).await?;
-    parse_thread(&answer, notices)
+    let response = call(connection, "thread/start", params).await?;
+    parse_thread(&response, notices)
 }
 
 impl CodexHandshakeOptions<'_> {
-    /// What a thread is started and resumed with. The sandbox is left out, so that the user's settings and trust in
-    /// the folder count: without any, Codex may only read, and asks for the rest.
+    /// The parameters for starting and resuming a thread. The sandbox is left out, so that the user's settings and
+    /// trust in the folder apply: without any, Codex may only read and asks for the rest.
     fn thread_params(&self, own_approvals: bool) -> Value {
         let mut params = json!({
             "cwd": self.cwd,
             "model": self.model,
             "developerInstructions": self.system_prompt,
-            // People or their policy answer, and no model does in their place.
+            // People or their policy answer, not a model in their place.
             "approvalsReviewer": "user",
         });
         if !own_approvals {
             params["approvalPolicy"] = json!("on-request");
         }
         if let Some(tools) = &self.tools {
-            // Under its own name beside the user's servers.
+            // A separate entry, beside the user's own servers.
             params["config"] = json!({ format!("mcp_servers.{SERVER_NAME}"): {
                 "command": tools.command,
                 "args": tools.args,
@@ -104,10 +103,10 @@ impl CodexHandshakeOptions<'_> {
     }
 }
 
-/// Whether the user has settings of their own about what is asked, that on-request would weaken. `never` is none of
-/// these: it never asks, and then there is nobody to say no.
+/// Whether the user's own approval policy is stricter than `on-request`, which would weaken it. `never` does not count:
+/// it never asks, so nobody could deny anything.
 async fn has_own_approvals<R, W>(
-    peer: &mut CodexConnection<R, W>,
+    connection: &mut CodexConnection<R, W>,
     cwd: &Path,
 ) -> Result<bool, CodexHandshakeError>
 where
@@ -122,18 +121,18 @@ where
     struct CodexConfig {
         approval_policy: Option<Value>,
     }
-    let answer = match call(peer, "config/read", json!({"cwd": cwd})).await {
-        Ok(answer) => answer.read::<CodexConfigResponse>(),
+    let response = match call(connection, "config/read", json!({"cwd": cwd})).await {
+        Ok(response) => response.read::<CodexConfigResponse>(),
         Err(CodexHandshakeError::AgentExited) => return Err(CodexHandshakeError::AgentExited),
-        // Other versions may have no such method.
+        // Other versions may not have this method.
         Err(CodexHandshakeError::Refused(_)) => None,
     };
-    let policy = answer.and_then(|answer| answer.config.approval_policy);
+    let policy = response.and_then(|response| response.config.approval_policy);
     Ok(policy.is_some_and(|policy| policy.is_object() || policy == "untrusted"))
 }
 
 fn parse_thread(
-    answer: &CodexParams,
+    response: &CodexParams,
     mut notices: Vec<String>,
 ) -> Result<CodexHandshakeResult, CodexHandshakeError> {
     #[derive(Deserialize)]
@@ -152,9 +151,9 @@ fn parse_thread(
         #[serde(rename = "type")]
         kind: String,
     }
-    let Some(CodexThreadResponse { thread, model, sandbox }) = answer.read() else {
+    let Some(CodexThreadResponse { thread, model, sandbox }) = response.read() else {
         return Err(CodexHandshakeError::Refused(CodexRpcError::invalid_params(
-            "the agent's answer names no thread",
+            "the agent's response names no thread",
         )));
     };
     if sandbox.is_some_and(|sandbox| sandbox.kind == "dangerFullAccess") {
@@ -164,9 +163,9 @@ fn parse_thread(
     Ok(CodexHandshakeResult { thread: thread.id, model, notices })
 }
 
-/// Asks and waits for the answer.
+/// Sends a request and waits for its response.
 async fn call<R, W>(
-    peer: &mut CodexConnection<R, W>,
+    connection: &mut CodexConnection<R, W>,
     method: &str,
     params: Value,
 ) -> Result<CodexParams, CodexHandshakeError>
@@ -174,15 +173,15 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let id = peer.request(method, params);
+    let id = connection.request(method, params);
     loop {
-        match peer.next(true).await.ok_or(CodexHandshakeError::AgentExited)? {
-            CodexMessage::Response(of, answer) if of == id => {
-                return answer.map_err(CodexHandshakeError::Refused);
+        match connection.next(true).await.ok_or(CodexHandshakeError::AgentExited)? {
+            CodexMessage::Response(response_id, result) if response_id == id => {
+                return result.map_err(CodexHandshakeError::Refused);
             }
             CodexMessage::Response(..) | CodexMessage::Notification(..) => {}
             CodexMessage::Request(id, method, _) => {
-                peer.respond(&id, Err(CodexRpcError::unknown_method(&method)))
+                connection.respond(&id, Err(CodexRpcError::unknown_method(&method)))
             }
         }
     }

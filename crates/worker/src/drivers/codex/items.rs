@@ -1,5 +1,5 @@
-//! What the server's items are to a session: tools by the names that rules know, their arguments, and what they gave.
-//! Nothing is remembered here.
+//! Translates the server's items: tools by the names that policy rules know, their arguments and their results. Nothing
+//! is remembered here.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use qd_catalog::split_plain_words;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// An item, as far as somebody wants to know: its kind, and the fields of all kinds together, of which each has some.
+/// An item: its kind, and the fields of all kinds together, of which each has some.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct CodexItem {
@@ -38,7 +38,6 @@ pub(super) struct CodexItem {
     receiver_thread_ids: Vec<String>,
 }
 
-/// A change of one file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct CodexFileChange {
@@ -70,12 +69,12 @@ pub(super) struct CodexToolResult {
 }
 
 impl CodexItem {
-    /// The words of a message or a plan.
+    /// The text of a message or a plan.
     pub(super) fn text(&self) -> Option<&str> {
         matches!(self.kind.as_str(), "agentMessage" | "plan").then_some(self.text.as_deref()?)
     }
 
-    /// The words of a thought: its summary, or else all of it.
+    /// The text of a thought: its summary, or the whole if there is none.
     pub(super) fn thought(&self) -> Option<String> {
         if self.kind != "reasoning" {
             return None;
@@ -85,58 +84,61 @@ impl CodexItem {
         Some(parts.join("\n\n")).filter(|thought| !thought.is_empty())
     }
 
-    /// Whether it is a command, which may outlive its turn.
+    /// Whether the item is a command, which may outlive its turn.
     pub(super) fn is_command(&self) -> bool {
         self.kind == "commandExecution"
     }
 
-    /// Whether the model is called again with what comes of it: Codex itself does it, and not the model's server.
+    /// Whether the model is called again with the item's result. That holds for tools that Codex itself runs, and not
+    /// for those of the model's API.
     pub(super) fn result_returns_to_model(&self) -> bool {
         !matches!(self.kind.as_str(), "webSearch" | "imageGeneration") && self.tool_use().is_some()
     }
 
-    /// The tool, if it is a call of one.
+    /// The tool and its arguments, if the item is a tool call.
     pub(super) fn tool_use(&self) -> Option<CodexToolUse> {
-        let f = self;
+        let item = self;
         let (name, input) = match self.kind.as_str() {
             "commandExecution" => {
-                (BASH.to_owned(), json!({"command": unwrap_shell(f.command.as_deref()?), "cwd": f.cwd}))
+                (BASH.to_owned(), json!({"command": unwrap_shell(item.command.as_deref()?), "cwd": item.cwd}))
             }
             "fileChange" => (EDIT.to_owned(), self.edit_input()),
-            "mcpToolCall" => (mcp_tool_name(f.server.as_deref()?, f.tool.as_deref()?), f.arguments.clone()),
-            "dynamicToolCall" => (f.tool.clone()?, f.arguments.clone()),
-            "webSearch" => ("WebSearch".to_owned(), json!({"query": f.query, "action": f.action})),
-            "imageView" => ("Read".to_owned(), json!({"path": f.path})),
+            "mcpToolCall" => {
+                (mcp_tool_name(item.server.as_deref()?, item.tool.as_deref()?), item.arguments.clone())
+            }
+            "dynamicToolCall" => (item.tool.clone()?, item.arguments.clone()),
+            "webSearch" => ("WebSearch".to_owned(), json!({"query": item.query, "action": item.action})),
+            "imageView" => ("Read".to_owned(), json!({"path": item.path})),
             "imageGeneration" => ("ImageGeneration".to_owned(), json!({})),
             "collabAgentToolCall" => (
                 "Agent".to_owned(),
-                json!({"action": f.tool, "prompt": f.prompt, "agents": f.receiver_thread_ids}),
+                json!({"action": item.tool, "prompt": item.prompt, "agents": item.receiver_thread_ids}),
             ),
             _ => return None,
         };
         Some(CodexToolUse { name, input })
     }
 
-    /// How its call ended.
+    /// The result of the tool call.
     pub(super) fn tool_result(&self) -> CodexToolResult {
-        let f = self;
-        let status = f.status.as_deref().unwrap_or("completed");
+        let item = self;
+        let status = item.status.as_deref().unwrap_or("completed");
         let output = match self.kind.as_str() {
-            // The pieces that were told on the way may lack the first of them; this has all.
+            // The streamed pieces may lack the first of them; this has all.
             "commandExecution" => {
-                json!({"status": status, "exit_code": f.exit_code, "output": f.aggregated_output})
+                json!({"status": status, "exit_code": item.exit_code, "output": item.aggregated_output})
             }
-            "mcpToolCall" if !f.error.is_null() => f.error.clone(),
-            "mcpToolCall" => f.result.clone(),
-            "dynamicToolCall" => f.content_items.clone(),
-            "webSearch" => json!({"action": f.action, "results": f.results}),
+            "mcpToolCall" if !item.error.is_null() => item.error.clone(),
+            "mcpToolCall" => item.result.clone(),
+            "dynamicToolCall" => item.content_items.clone(),
+            "webSearch" => json!({"action": item.action, "results": item.results}),
             _ => json!({"status": status}),
         };
-        let is_error = matches!(status, "failed" | "declined" | "interrupted") || f.success == Some(false);
+        let is_error = matches!(status, "failed" | "declined" | "interrupted") || item.success == Some(false);
         CodexToolResult { output, is_error }
     }
 
-    /// A patch: the paths that it touches, which rules are tried on, and what it does to each.
+    /// The input of a patch: the paths that it touches, which the policy judges, and the change to each.
     fn edit_input(&self) -> Value {
         let changes = &self.changes;
         let paths = changes.iter().flat_map(|change| [Some(&change.path), change.kind.move_path.as_ref()]);
@@ -152,33 +154,33 @@ impl CodexItem {
 
 impl CodexFileChange {
     fn to_json(&self) -> Value {
-        let mut shown = json!({"path": self.path, "kind": self.kind.name, "diff": self.diff});
+        let mut change = json!({"path": self.path, "kind": self.kind.name, "diff": self.diff});
         if let Some(to) = &self.kind.move_path {
-            shown["move_to"] = json!(to);
+            change["move_to"] = json!(to);
         }
-        shown
+        change
     }
 }
 
-/// The name under which rules know commands.
+/// The name by which policy rules know commands.
 pub(super) const BASH: &str = "Bash";
-/// The name under which rules know changes of files.
+/// The name by which policy rules know changes of files.
 pub(super) const EDIT: &str = "Edit";
 
-/// The name under which rules know a tool of a server.
+/// The name by which policy rules know a tool of an MCP server.
 pub(super) fn mcp_tool_name(server: &str, tool: &str) -> String {
     format!("mcp__{server}__{tool}")
 }
 
-/// What is run: Codex hands every command to a shell and shows the whole of that, `/bin/bash -lc 'git status'`. Rules
-/// are written for what the shell is to do.
+/// Unwraps a command from its shell. Codex runs every command through a shell and shows the whole line, such as
+/// `/bin/bash -lc 'git status'`, but policy rules are written for the inner command.
 pub(super) fn unwrap_shell(command: &str) -> String {
-    let shell = |word: &str| {
+    let is_shell = |word: &str| {
         let name = Path::new(word).file_name().and_then(|name| name.to_str());
         matches!(name, Some("bash" | "sh" | "zsh"))
     };
     match split_plain_words(command).as_deref() {
-        Some([program, flag, script]) if shell(program) && matches!(flag.as_str(), "-lc" | "-c") => {
+        Some([program, flag, script]) if is_shell(program) && matches!(flag.as_str(), "-lc" | "-c") => {
             script.clone()
         }
         _ => command.to_owned(),
@@ -194,17 +196,17 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_what_its_shell_is_to_do_and_nothing_else_is_taken_off() {
-        for (shown, script_of_it) in [
+    fn only_a_plain_shell_wrapper_is_removed_from_a_command() {
+        for (line, script) in [
             ("/bin/bash -lc 'git status'", "git status"),
             (r#"/bin/bash -lc 'python3 -c "x"'"#, r#"python3 -c "x""#),
             (r#"bash -c "echo 'a' \"b\" \$c""#, r#"echo 'a' "b" $c"#),
             (r"/usr/bin/zsh -lc 'it'\''s'", "it's"),
             ("/bin/bash -lc ls", "ls"),
         ] {
-            assert_eq!(unwrap_shell(shown), script_of_it);
+            assert_eq!(unwrap_shell(line), script);
         }
-        for whole in [
+        for line in [
             "git status",
             "/bin/bash -lc 'a' b",
             "/bin/bash -xc 'a'",
@@ -213,7 +215,7 @@ mod tests {
             r#"bash -lc "$(rm x)""#,
             "bash -lc 'open",
         ] {
-            assert_eq!(unwrap_shell(whole), whole);
+            assert_eq!(unwrap_shell(line), line);
         }
     }
 
@@ -231,25 +233,25 @@ mod tests {
     }
 
     #[test]
-    fn a_call_ends_as_its_status_says_and_never_as_its_words_do() {
-        let ended = |kind: &str, more: Value| {
+    fn the_status_of_a_call_decides_how_it_ended_and_not_its_output() {
+        let result_of = |kind: &str, fields: Value| {
             let mut value = json!({"id": "c", "type": kind});
-            value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            value.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
             item(value).tool_result()
         };
         let failed = json!({"status": "failed", "exitCode": 1, "aggregatedOutput": "fine"});
-        let ending = ended("commandExecution", failed);
-        assert_eq!(ending.output, json!({"status": "failed", "exit_code": 1, "output": "fine"}));
-        assert!(ending.is_error);
-        assert!(ended("commandExecution", json!({"status": "declined"})).is_error);
-        assert!(!ended("commandExecution", json!({"status": "completed", "exitCode": 0})).is_error);
-        assert!(!ended("fileChange", json!({"status": "completed"})).is_error);
-        let refused = ended("mcpToolCall", json!({"status": "failed", "error": {"message": "no"}}));
+        let result = result_of("commandExecution", failed);
+        assert_eq!(result.output, json!({"status": "failed", "exit_code": 1, "output": "fine"}));
+        assert!(result.is_error);
+        assert!(result_of("commandExecution", json!({"status": "declined"})).is_error);
+        assert!(!result_of("commandExecution", json!({"status": "completed", "exitCode": 0})).is_error);
+        assert!(!result_of("fileChange", json!({"status": "completed"})).is_error);
+        let refused = result_of("mcpToolCall", json!({"status": "failed", "error": {"message": "no"}}));
         assert_eq!(refused, CodexToolResult { output: json!({"message": "no"}), is_error: true });
     }
 
     #[test]
-    fn tools_of_servers_searches_and_agents_have_names_and_thoughts_have_words() {
+    fn mcp_tools_searches_and_agents_have_names_and_thoughts_have_text() {
         let name = |value: Value| item(value).tool_use().map(|tool| tool.name);
         let call =
             json!({"id": "c", "type": "mcpToolCall", "server": "s", "tool": "t", "arguments": {"x": 1}});

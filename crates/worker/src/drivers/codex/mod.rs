@@ -1,13 +1,13 @@
-//! The driver for Codex's own server on stdio: one process for each session, from its start to its end. It turns
-//! prompts into what the agent says; queueing, deadlines and killing are its caller's.
+//! Driver for Codex's own app server over stdio. It holds one server process per session, from start to exit, and turns
+//! prompts into updates. Queueing, deadlines and killing belong to the caller.
 //!
 //! Layout, in reading order:
-//! - `opening`: the handshake, and a thread new or old.
-//! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn; `stopping`: its cancel.
-//! - `compose`, `words`, `items`, `calls`, `ends`, `usage`: prompts, what is told, tools, those that are open, how turns end,
-//!   tokens and their price.
-//! - `asks`, `forms`: permissions and questions.
-//! - `wire`: lines of JSON-RPC.
+//! - `handshake`: initializes the server and opens a new or an old thread.
+//! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn; `cancel`: how
+//!   a turn is cancelled.
+//! - `prompt_content`: prompts; `event_decoder`: notifications, with `items`, `tool_calls`, `turn_end` and `usage`.
+//! - `asks`, `forms`: permission requests and questions.
+//! - `connection`: JSON-RPC messages, one per line.
 
 mod asks;
 mod cancel;
@@ -43,37 +43,40 @@ use super::process::{AgentProcess, AgentProgram};
 use super::tool_server::ToolServer;
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// One live agent.
+/// A running Codex server with an open thread.
 pub(crate) struct CodexAgent {
     process: AgentProcess,
     conversation: CodexConversation<pipe::Receiver, pipe::Sender>,
-    /// Held as long as the agent lives: without it the keeper ends everything.
+    /// Held for as long as the agent lives: dropping it makes the keeper end everything.
     _keeper: Arc<KeeperHandle>,
 }
 
 impl CodexAgent {
-    /// Starts the server and opens its thread, the old one if the specification names it, within the limit.
+    /// Starts the server and opens a thread, resuming the one named in `spec` if there is one. Fails if the server is
+    /// not ready within `limit`.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
         keeper: Arc<KeeperHandle>,
         limit: Duration,
     ) -> Result<Self, RunError> {
-        let late = || {
+        let timeout_error = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
-        let until = tokio::time::Instant::now() + limit;
+        let deadline = tokio::time::Instant::now() + limit;
         let started = tokio::time::timeout_at(
-            until,
+            deadline,
             AgentProcess::start(&keeper, spec, AgentProgram::from_manifest(manifest, spec)),
         )
         .await;
-        let (mut process, stdin, stdout) = started.map_err(|_| late())??;
-        let mut peer = CodexConnection::new(stdout, stdin, process.exited());
-        let opening = CodexHandshakeOptions::from_spec(spec);
-        let opened =
-            match tokio::time::timeout_at(until, handshake::perform_handshake(&mut peer, &opening)).await {
-                Ok(Ok(opened)) => opened,
+        let (mut process, stdin, stdout) = started.map_err(|_| timeout_error())??;
+        let mut connection = CodexConnection::new(stdout, stdin, process.exited());
+        let options = CodexHandshakeOptions::from_spec(spec);
+        let handshake =
+            match tokio::time::timeout_at(deadline, handshake::perform_handshake(&mut connection, &options))
+                .await
+            {
+                Ok(Ok(handshake)) => handshake,
                 Ok(Err(CodexHandshakeError::AgentExited)) => {
                     return Err(process.exit_error("before it was ready").await);
                 }
@@ -81,19 +84,19 @@ impl CodexAgent {
                     let error = RunError { code: "agent_failed_to_start".to_owned(), ..run_error(&refusal) };
                     return Err(process.with_stderr(error).await);
                 }
-                Err(_) => return Err(process.with_stderr(late()).await),
+                Err(_) => return Err(process.with_stderr(timeout_error()).await),
             };
-        let talk = CodexConversation::new(peer, opened, TokenPricing::from_spec(spec));
-        Ok(Self { process, conversation: talk, _keeper: keeper })
+        let conversation = CodexConversation::new(connection, handshake, TokenPricing::from_spec(spec));
+        Ok(Self { process, conversation, _keeper: keeper })
     }
 
-    /// The agent's name for the conversation, by which it can be resumed: the one that it is in, also if that is new
-    /// because the old one could not be gone on with.
+    /// The id of the current thread, with which it can be resumed. If the old thread could not be resumed, this is the
+    /// id of the new one.
     pub(crate) fn session_id(&self) -> Option<String> {
         Some(self.conversation.thread_id().to_owned())
     }
 
-    /// One turn. If it is dropped, the agent is in an unknown state and must be ended.
+    /// Runs one turn. If the future is dropped, the agent is in an unknown state and must be ended.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -107,17 +110,17 @@ impl CodexAgent {
         }
     }
 
-    /// The time between turns: late words go to `voice` under the runs before. Comes back when the agent has ended;
-    /// nothing is lost if the wait is given up.
-    pub(crate) async fn idle(&mut self, voice: &AgentOutput) -> RunError {
-        self.conversation.idle(voice).await;
+    /// Serves the agent between turns: late output goes to `output` under the earlier runs. Returns when the agent has
+    /// exited. Cancel safe.
+    pub(crate) async fn idle(&mut self, output: &AgentOutput) -> RunError {
+        self.conversation.idle(output).await;
         self.process.exit_error("between two turns").await
     }
 
-    /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
+    /// Asks the agent to exit by closing its stdin, and waits a little. The keeper ends it if it does not.
     pub(crate) async fn stop(self) {
-        let Self { process, conversation: talk, _keeper } = self;
-        process.drain_and_wait(talk.hang_up()).await;
+        let Self { process, conversation, _keeper } = self;
+        process.drain_and_wait(conversation.hang_up()).await;
     }
 }
 

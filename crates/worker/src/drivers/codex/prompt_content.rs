@@ -1,5 +1,5 @@
-//! What a prompt looks like to the server: its text, its files in the forms that it takes, and what happened while a
-//! turn waited.
+//! Builds prompts for the server: the text, the files in forms that it accepts, and the messages that arrived while a
+//! turn was suspended.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::drivers::acp::unseen_messages;
 use crate::turn::DriverPrompt;
 
-/// The input of a turn, and the names of the files that it cannot have.
+/// Builds the input of a turn, and returns the names of the files that the agent cannot take.
 pub(super) fn turn_input(prompt: &DriverPrompt) -> (Vec<Value>, Vec<String>) {
     let mut input = Vec::new();
     let mut left_out = Vec::new();
     if !prompt.text.is_empty() {
         input.push(text_block(&prompt.text));
     }
-    input.extend(unseen_messages(&prompt.messages).iter().map(|words| text_block(words)));
+    input.extend(unseen_messages(&prompt.messages).iter().map(|text| text_block(text)));
     for file in &prompt.files {
         match file_block(file) {
             Some(part) => input.push(part),
@@ -26,9 +26,8 @@ pub(super) fn turn_input(prompt: &DriverPrompt) -> (Vec<Value>, Vec<String>) {
     (input, left_out)
 }
 
-/// Words.
-pub(super) fn text_block(words: &str) -> Value {
-    json!({"type": "text", "text": words})
+pub(super) fn text_block(text: &str) -> Value {
+    json!({"type": "text", "text": text})
 }
 
 fn file_block(file: &PromptFile) -> Option<Value> {
@@ -36,8 +35,8 @@ fn file_block(file: &PromptFile) -> Option<Value> {
     if mime.starts_with("image/") {
         return Some(json!({"type": "image", "url": format!("data:{mime};base64,{data}")}));
     }
-    let plain = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok())?;
-    Some(text_block(&format!("{name}:\n{plain}")))
+    let text = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok())?;
+    Some(text_block(&format!("{name}:\n{text}")))
 }
 
 #[cfg(test)]
@@ -48,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_and_text_are_taken_news_are_told_and_the_rest_is_named() {
+    fn images_text_and_unseen_messages_are_sent_and_other_files_are_named() {
         let file = |name: &str, mime: &str, data: &[u8]| PromptFile {
             name: name.to_owned(),
             mime: mime.to_owned(),

@@ -1,5 +1,5 @@
-//! The tool calls that are open: what is asked about them is judged by what is known here, and commands among them may
-//! outlive their turn.
+//! The open tool calls. Permission requests are judged by what is known here, and commands among the calls may outlive
+//! their turn.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,27 +7,26 @@ use serde_json::Value;
 
 use super::items::{CodexToolUse, mcp_tool_name};
 
-/// Calls that are remembered at once; when there are more, the oldest is forgotten.
+/// The most calls remembered; beyond that, the oldest is forgotten.
 const CALLS_MAX: usize = 1024;
-/// Calls that have begun and not ended.
+/// Calls that have started and not finished.
 #[derive(Debug, Default)]
 pub(super) struct CodexToolCalls {
     by_id: HashMap<String, CodexToolCall>,
-    /// In the order in which they began; may name some that have ended.
+    /// Call ids in the order of their start. May contain finished ones.
     order: VecDeque<String>,
 }
 
-/// One of them.
+/// An open tool call.
 #[derive(Debug)]
 pub(super) struct CodexToolCall {
     pub(super) tool: CodexToolUse,
-    /// Whether it is a command, which may outlive its turn.
     pub(super) is_command: bool,
     pub(super) turn: String,
 }
 
 impl CodexToolCalls {
-    /// One has begun.
+    /// Adds a call that has started.
     pub(super) fn insert(&mut self, id: &str, call: CodexToolCall) {
         while self.by_id.len() >= CALLS_MAX
             && let Some(oldest) = self.order.pop_front()
@@ -38,7 +37,7 @@ impl CodexToolCalls {
         self.order.push_back(id.to_owned());
     }
 
-    /// One has ended.
+    /// Removes a call that has finished.
     pub(super) fn remove(&mut self, id: &str) {
         self.by_id.remove(id);
         if self.order.len() > 2 * CALLS_MAX {
@@ -46,29 +45,28 @@ impl CodexToolCalls {
         }
     }
 
-    /// The tool and its arguments.
     pub(super) fn tool_use(&self, id: &str) -> Option<&CodexToolUse> {
         self.by_id.get(id).map(|call| &call.tool)
     }
 
-    /// The call of a server's tool with these arguments.
+    /// The open call of a tool of this MCP server with these arguments.
     pub(super) fn find_mcp_call(&self, server: &str, arguments: &Value) -> Option<&CodexToolUse> {
         let prefix = mcp_tool_name(server, "");
         let mut tools = self.by_id.values().map(|call| &call.tool);
         tools.find(|tool| tool.name.starts_with(&prefix) && tool.input == *arguments)
     }
 
-    /// Whether a command of this turn goes on.
+    /// Whether a command of this turn is still running.
     pub(super) fn has_commands(&self, turn: &str) -> bool {
         self.by_id.values().any(|call| call.is_command && call.turn == turn)
     }
 
-    /// Whether another turn than this one has left a command running, on purpose.
+    /// Whether a turn other than this one left a command running on purpose.
     pub(super) fn has_earlier_commands(&self, turn: &str) -> bool {
         self.by_id.values().any(|call| call.is_command && call.turn != turn)
     }
 
-    /// Whether this is such a command.
+    /// Whether this call is a command left running by another turn.
     pub(super) fn is_earlier_command(&self, id: &str, turn: &str) -> bool {
         self.by_id.get(id).is_some_and(|call| call.is_command && call.turn != turn)
     }

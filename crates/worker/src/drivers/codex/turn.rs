@@ -1,5 +1,5 @@
-//! What is open in one turn: what is being said, the asks that wait, the steers that were passed on, and how far a
-//! cancel has come. It keeps; the loop in `talk` decides.
+//! The state of one turn: pending output, open asks, steers passed on to the server, and the progress of a cancel. This
+//! module only keeps state; the loop in `conversation` makes the decisions.
 
 use std::time::Duration;
 
@@ -16,46 +16,48 @@ use super::turn_end::{CodexTurnEnd, CodexTurnError};
 use crate::drivers::emit::{EmitFuture, emit_all_for_run};
 use crate::turn::DriverTurn;
 
-/// How long the commands of a turn that has stopped may take to say so. They are ended in any case; this only gives
-/// them their place before the end of their run.
+/// How long to wait until the commands of a cancelled turn report their end. They are ended in any case; waiting only
+/// puts their end before the end of the run.
 const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 
-/// An ask that waits, and what its answer is for.
+/// A pending ask: resolves to the request's id and the outcome.
 type CodexAskFuture<'a> = BoxFuture<'a, Result<(Value, CodexAskOutcome), LinkClosed>>;
 
-/// What is open in one turn.
+/// The state of one turn.
 pub(super) struct CodexTurn<'t> {
     pub(super) turn: &'t DriverTurn<'t>,
-    /// The request that starts it.
+    /// The id of the `turn/start` request.
     pub(super) start_request: u64,
-    /// The server's name for it, once it has answered.
+    /// The server's id for the turn, once it has responded.
     pub(super) id: Option<String>,
-    /// Whether the server was seen to work on it: only then can it be steered, or stopped with certainty.
+    /// Whether the server has begun the turn. Only then can it be steered, or interrupted for certain.
     pub(super) started: bool,
-    /// Whether an item of it was seen.
+    /// Whether an item of the turn was seen.
     pub(super) has_items: bool,
-    /// What is being said; the server is not listened to meanwhile, which is how a slow journal slows it down.
+    /// Updates that are being sent. The server is not read meanwhile, which is how a slow journal slows it down.
     pub(super) emitting: Option<EmitFuture<'t>>,
     pub(super) pending_answers: FuturesUnordered<CodexAskFuture<'t>>,
-    /// The asks that the server waits for.
     pub(super) open_asks: Vec<CodexOpenAsk>,
-    /// Steers of which the server has not said what became of them.
+    /// Steers that the server has not answered, with their request ids.
     pub(super) pending_steers: Vec<(u64, EventNumber)>,
-    /// Whether it is to stop. Stays, and is said again at every edge at which the server may have missed it.
+    /// Whether the turn is cancelled. Stays set; the interrupt is repeated at every point where the server may have
+    /// missed it.
     pub(super) cancelled: bool,
-    /// The last word of that, and whether the server would not hear it: then its next word is another edge.
+    /// The last interrupt request.
     pub(super) interrupt_request: Option<u64>,
+    /// Whether the server refused it. Then it is repeated at the next item.
     pub(super) interrupt_refused: bool,
-    /// Why it will fail.
+    /// The error that the server reported before the turn's end.
     pub(super) pending_error: Option<CodexTurnError>,
-    /// Turns of our thread that ended before the server had said which one is ours.
+    /// Turns of our thread that ended before the id of ours was known.
     pub(super) early_ends: Vec<CodexTurnEnd>,
-    /// How it ended, while what it left behind is being ended.
+    /// How the turn ended. Kept while leftover commands are being ended.
     pub(super) outcome: Option<TurnOutcome>,
-    /// The request for that, until it is answered, and until when that is waited for.
+    /// The unanswered request that ends leftover commands.
     pub(super) clean_request: Option<u64>,
-    /// The request for a list of the commands that go on, where not all of them are to be ended.
+    /// The request that lists running commands, sent if some of them are to be kept.
     pub(super) list_request: Option<u64>,
+    /// How long to wait for [`Self::clean_request`] and for commands to report their end.
     pub(super) settle_deadline: Option<Instant>,
 }
 
@@ -63,12 +65,12 @@ pub(super) struct CodexTurn<'t> {
 pub(super) struct CodexOpenAsk {
     pub(super) id: Value,
     pub(super) ask_ids: Vec<AskId>,
-    /// What it is told if its turn is cancelled.
+    /// The response if the turn is cancelled.
     pub(super) cancel_answer: Value,
 }
 
 impl<'t> CodexTurn<'t> {
-    /// Nothing is open yet but its start.
+    /// A turn in which only the start request is open.
     pub(super) fn new(turn: &'t DriverTurn<'t>, start_request: u64) -> Self {
         Self {
             turn,
@@ -92,38 +94,38 @@ impl<'t> CodexTurn<'t> {
         }
     }
 
-    /// Whether this is the turn.
+    /// Whether `turn` is this turn's id.
     pub(super) fn is_turn(&self, turn: &str) -> bool {
         self.id.as_deref() == Some(turn)
     }
 
-    /// Whether it can be told something on its way.
+    /// Whether the turn can be steered now.
     pub(super) fn takes_steers(&self) -> bool {
         self.started && self.id.is_some() && !self.cancelled && self.outcome.is_none()
     }
 
-    /// Says something, of this run or of an earlier one.
-    pub(super) fn emit(&mut self, run: RunId, said: Vec<TurnUpdate>) {
-        if !said.is_empty() {
-            self.emitting = Some(Box::pin(emit_all_for_run(self.turn, run, said)));
+    /// Starts to send updates, of this run or an earlier one.
+    pub(super) fn emit(&mut self, run: RunId, updates: Vec<TurnUpdate>) {
+        if !updates.is_empty() {
+            self.emitting = Some(Box::pin(emit_all_for_run(self.turn, run, updates)));
         }
     }
 
-    /// Asks.
-    pub(super) fn open_ask(&mut self, open: CodexOpenAsk, asked: CodexAsk) {
+    /// Puts an ask to the session.
+    pub(super) fn open_ask(&mut self, open: CodexOpenAsk, ask: CodexAsk) {
         let (turn, id) = (self.turn, open.id.clone());
         self.open_asks.push(open);
         self.pending_answers
-            .push(Box::pin(async move { asked.ask_and_wait(turn).await.map(|reply| (id, reply)) }));
+            .push(Box::pin(async move { ask.ask_and_wait(turn).await.map(|outcome| (id, outcome)) }));
     }
 
-    /// The ask is no longer open; gives it if it was.
+    /// Removes an open ask and returns it.
     pub(super) fn close_ask(&mut self, id: &Value) -> Option<CodexOpenAsk> {
         let at = self.open_asks.iter().position(|open| open.id == *id)?;
         Some(self.open_asks.swap_remove(at))
     }
 
-    /// It has ended, and what it left behind is being ended by this request.
+    /// Records the outcome, while the request `clean` ends leftover commands.
     pub(super) fn end_after_clean(&mut self, outcome: TurnOutcome, clean: u64) {
         self.outcome = Some(outcome);
         self.clean_request = Some(clean);
@@ -131,10 +133,10 @@ impl<'t> CodexTurn<'t> {
     }
 }
 
-/// Waits until then; for ever if there is no such moment.
-pub(super) async fn sleep_until(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
+/// Waits until the deadline, or for ever if there is none.
+pub(super) async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }

@@ -1,10 +1,10 @@
-//! How turns end, in the server's words: under their own id, with a status, and with an error if they failed.
+//! How the server reports the end of a turn: with the turn's id, a status, and an error if it failed.
 
 use qd_protocol::event::RunError;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A turn that has ended.
+/// The end of a turn.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct CodexTurnEnd {
     pub(super) id: String,
@@ -13,7 +13,7 @@ pub(super) struct CodexTurnEnd {
     pub(super) error: Option<CodexTurnError>,
 }
 
-/// What went wrong, in the server's words.
+/// The error of a failed turn.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CodexTurnError {
@@ -25,14 +25,14 @@ pub(super) struct CodexTurnError {
 }
 
 impl CodexTurnError {
-    /// As a run fails with it.
+    /// The error that the run fails with.
     pub(super) fn run_error(&self) -> RunError {
         let code =
             if self.codex_error_info == "unauthorized" { "agent_not_signed_in" } else { "agent_error" };
         RunError::new(code, self.message_text())
     }
 
-    /// In one sentence. Of what the model's server answered, only the cause is for people.
+    /// The error as one line of text. If the message is the JSON body of a model API error, only its cause is shown.
     pub(super) fn message_text(&self) -> String {
         #[derive(Deserialize)]
         struct CodexErrorBody {

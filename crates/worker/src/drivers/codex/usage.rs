@@ -1,5 +1,5 @@
-//! What a conversation has used. The server tells totals, of each thread and after each call of the model; a session
-//! wants what is new, and its price. Nothing is said here: the words are made in `words`.
+//! Counts the usage of a conversation. The server reports totals of each thread after each model call; a session needs
+//! the increase and its price. The updates themselves are built in `event_decoder`.
 
 use std::collections::HashMap;
 
@@ -8,27 +8,27 @@ use serde::Deserialize;
 
 use crate::drivers::pricing::{TOKENS_MAX, TokenPricing, round_cost};
 
-/// Threads that are told apart at once: ours, and those of the agents that it started.
+/// The most threads counted separately: ours, and those of the agents that it started.
 const THREADS_MAX: usize = 256;
 
-/// The server's report on one thread.
+/// The server's usage report on one thread.
 #[derive(Debug, Deserialize)]
 pub(super) struct CodexUsageReport {
     total: CodexTokenCounts,
-    /// What the last call of the model used.
+    /// The usage of the last model call.
     last: CodexTokenCounts,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CodexTokenCounts {
-    /// Those that were read from a cache too.
+    /// Includes tokens read from a cache.
     input_tokens: u64,
-    /// Those of its thoughts too.
+    /// Includes reasoning tokens.
     output_tokens: u64,
 }
 
-/// The count.
+/// The usage counted so far, per thread.
 #[derive(Debug, Default)]
 pub(super) struct CodexUsageCounter {
     pricing: TokenPricing,
@@ -36,18 +36,18 @@ pub(super) struct CodexUsageCounter {
 }
 
 impl CodexUsageCounter {
-    /// Nothing is counted yet.
+    /// A counter at zero.
     pub(super) fn new(pricing: TokenPricing) -> Self {
         Self { pricing, totals: HashMap::new() }
     }
 
-    /// Tokens of later reports are this model's.
+    /// Sets the model by which tokens of later reports are priced.
     pub(super) fn set_model(&mut self, model: &str) {
         self.pricing.set_model_by_names([model]);
     }
 
-    /// What is new in a report on a turn of this thread. One on a turn that is not `live` tells of the past, which a
-    /// resumed agent repeats: it is only what the next are counted from.
+    /// Returns the increase in a report on a turn of this thread. If the turn is not `live`, the report is part of the
+    /// past that a resumed agent repeats, and only sets the base for the next one.
     pub(super) fn count_report(
         &mut self,
         thread: &str,
@@ -62,7 +62,8 @@ impl CodexUsageCounter {
         if !live {
             return None;
         }
-        // A thread that was never heard of may have a past; a total that fell was counted anew from somewhere.
+        // An unknown thread may have a past, and a total that fell was reset. In both cases the last call is what is
+        // new.
         let new = before.and_then(|before| total.since(before)).unwrap_or(last).clamped();
         let usage = TokenUsage {
             input_tokens: new.input_tokens,
@@ -108,21 +109,21 @@ mod tests {
 
     #[test]
     fn totals_become_increments_and_each_thread_has_its_own() {
-        let mut meter = CodexUsageCounter::default();
-        assert_eq!(tokens(meter.count_report("t", true, report((100, 7), (100, 7)))), Some((100, 7)));
-        assert_eq!(tokens(meter.count_report("t", true, report((200, 17), (100, 10)))), Some((100, 10)));
-        assert_eq!(tokens(meter.count_report("child", true, report((50, 5), (50, 5)))), Some((50, 5)));
-        assert_eq!(meter.count_report("t", true, report((200, 17), (100, 10))), None);
-        // Counted anew.
-        assert_eq!(tokens(meter.count_report("t", true, report((30, 3), (30, 3)))), Some((30, 3)));
+        let mut counter = CodexUsageCounter::default();
+        assert_eq!(tokens(counter.count_report("t", true, report((100, 7), (100, 7)))), Some((100, 7)));
+        assert_eq!(tokens(counter.count_report("t", true, report((200, 17), (100, 10)))), Some((100, 10)));
+        assert_eq!(tokens(counter.count_report("child", true, report((50, 5), (50, 5)))), Some((50, 5)));
+        assert_eq!(counter.count_report("t", true, report((200, 17), (100, 10))), None);
+        // The total was reset.
+        assert_eq!(tokens(counter.count_report("t", true, report((30, 3), (30, 3)))), Some((30, 3)));
     }
 
     #[test]
-    fn the_total_of_the_past_is_only_what_the_next_is_counted_from() {
-        let mut told = CodexUsageCounter::default();
-        assert_eq!(told.count_report("t", false, report((1000, 100), (400, 40))), None);
-        assert_eq!(tokens(told.count_report("t", true, report((1100, 107), (100, 7)))), Some((100, 7)));
-        // One that tells nothing of its past still has one.
+    fn the_total_of_the_past_only_sets_the_base() {
+        let mut counter = CodexUsageCounter::default();
+        assert_eq!(counter.count_report("t", false, report((1000, 100), (400, 40))), None);
+        assert_eq!(tokens(counter.count_report("t", true, report((1100, 107), (100, 7)))), Some((100, 7)));
+        // A thread whose past is not reported still has one.
         let mut silent = CodexUsageCounter::default();
         assert_eq!(tokens(silent.count_report("t", true, report((1100, 107), (100, 7)))), Some((100, 7)));
     }
@@ -130,11 +131,11 @@ mod tests {
     #[test]
     fn tokens_cost_what_the_model_does() {
         let prices = BTreeMap::from([("m".to_owned(), TokenPrice { input: 1.25, output: 10.0 })]);
-        let mut meter = CodexUsageCounter::new(TokenPricing::new(prices));
-        meter.set_model("m");
-        let usage = meter.count_report("t", true, report((100, 7), (100, 7))).unwrap();
+        let mut counter = CodexUsageCounter::new(TokenPricing::new(prices));
+        counter.set_model("m");
+        let usage = counter.count_report("t", true, report((100, 7), (100, 7))).unwrap();
         assert_eq!(usage.cost_usd, 0.000_195);
-        meter.set_model("another");
-        assert_eq!(meter.count_report("t", true, report((200, 14), (100, 7))).unwrap().cost_usd, 0.0);
+        counter.set_model("another");
+        assert_eq!(counter.count_report("t", true, report((200, 14), (100, 7))).unwrap().cost_usd, 0.0);
     }
 }

@@ -1,5 +1,5 @@
-//! What a worker wants leave for, as something that is asked and judged like what any other agent asks; and the answer,
-//! which can only be yes or no.
+//! Approval requests of a foreign worker, turned into asks that the policy judges like any other agent's, and their
+//! answers, which can only be yes or no.
 
 use qd_core::policy::input_from_main_argument;
 use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
@@ -9,22 +9,21 @@ use serde_json::{Map, Value, json};
 
 use crate::turn::new_ask_id;
 
-/// What our own workers call a question that is no permission.
+/// The permission type that our own workers use for a question.
 const QUESTION: &str = "question";
-/// What they call every permission, which says nothing.
+/// The permission type that our own workers use for every permission, which says nothing about it.
 const TOOL: &str = "tool";
-/// What a question can be answered with.
+/// The option that approves a question.
 const YES: &str = "yes";
 
-/// What the worker is told.
+/// The reply to an approval request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PeerAskReply {
     pub(super) approved: bool,
-    /// Why not. The reply has no place for it, so it goes before that as a message.
+    /// Why the request was denied. The reply frame has no field for it, so it is sent as a message before the reply.
     pub(super) reason: Option<String>,
 }
 
-/// What is to be asked.
 pub(super) fn ask_request(body: PlainApproval) -> Result<AskRequest, getrandom::Error> {
     let PlainApproval { tool_name, permission_type, resource, question } = body;
     let id = new_ask_id()?;
@@ -35,7 +34,7 @@ pub(super) fn ask_request(body: PlainApproval) -> Result<AskRequest, getrandom::
             tool: None,
             input: Value::Null,
             risk: None,
-            prompt: non_blank_or(question, || "The worker asks, and does not say what.".to_owned()),
+            prompt: non_blank_or(question, || "The worker asks a question without text.".to_owned()),
             options: vec![YES.to_owned(), "no".to_owned()],
             implicit: false,
         });
@@ -53,7 +52,7 @@ pub(super) fn ask_request(body: PlainApproval) -> Result<AskRequest, getrandom::
     })
 }
 
-/// What comes of an answer. Nobody's answer is a no.
+/// The reply for an answer. No answer means no.
 pub(super) fn ask_reply(kind: AskKind, answer: Option<AskAnswer>) -> PeerAskReply {
     let Some(AskAnswer { decision, value, reason }) = answer else {
         return PeerAskReply { approved: false, reason: None };
@@ -67,9 +66,9 @@ pub(super) fn ask_reply(kind: AskKind, answer: Option<AskAnswer>) -> PeerAskRepl
     PeerAskReply { approved, reason: reason.filter(|reason| !approved && !reason.trim().is_empty()) }
 }
 
-/// The arguments of a tool, of which a worker tells only what it is to work on. What that is, the tool's name says where it
-/// is known; else what the worker calls the permission, else its looks. The worker's own word comes last, so that
-/// it can make nothing look more harmless than the tool is.
+/// The arguments of the tool. A worker sends only the resource that the tool works on, so the argument's name is
+/// guessed: from the tool's name if it is known, else from the permission type, else from the look of the resource. The
+/// worker's permission type comes after the tool's name, so that it cannot make a tool look more harmless than it is.
 fn tool_input(tool: &str, permission: &str, resource: &str) -> Value {
     if let Ok(all) = serde_json::from_str::<Map<String, Value>>(resource) {
         return Value::Object(all);
@@ -88,12 +87,12 @@ fn tool_input(tool: &str, permission: &str, resource: &str) -> Value {
 
 fn argument_key(permission: &str, resource: &str) -> &'static str {
     let permission = permission.to_ascii_lowercase();
-    let about = |words: &[&str]| words.iter().any(|word| permission.contains(word));
-    if about(&["command", "exec", "terminal", "shell", "git"]) {
+    let mentions = |keywords: &[&str]| keywords.iter().any(|keyword| permission.contains(keyword));
+    if mentions(&["command", "exec", "terminal", "shell", "git"]) {
         "command"
-    } else if about(&["http", "url", "network", "fetch", "web"]) {
+    } else if mentions(&["http", "url", "network", "fetch", "web"]) {
         "url"
-    } else if about(&["file", "path", "read", "write", "delete", "edit"]) {
+    } else if mentions(&["file", "path", "read", "write", "delete", "edit"]) {
         "path"
     } else if resource.contains(char::is_whitespace) {
         "command"
@@ -104,8 +103,8 @@ fn argument_key(permission: &str, resource: &str) -> &'static str {
     }
 }
 
-fn non_blank_or(words: String, otherwise: impl FnOnce() -> String) -> String {
-    if words.trim().is_empty() { otherwise() } else { words }
+fn non_blank_or(text: String, otherwise: impl FnOnce() -> String) -> String {
+    if text.trim().is_empty() { otherwise() } else { text }
 }
 
 #[cfg(test)]
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_tells_of_a_tool_becomes_the_arguments_that_rules_know() {
+    fn the_resource_of_an_approval_becomes_the_argument_that_rules_know() {
         for (tool, permission, resource, input) in [
             ("Bash", "tool", "make clean", json!({"command": "make clean"})),
             ("Write", "tool", "a.rs", json!({"path": "a.rs"})),
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_no_has_a_reason() {
+    fn only_a_denial_has_a_reason() {
         let decided = |decision, reason: Option<&str>| {
             let reason = reason.map(str::to_owned);
             ask_reply(AskKind::Permission, Some(AskAnswer { decision: Some(decision), value: None, reason }))

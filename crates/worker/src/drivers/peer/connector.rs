@@ -1,5 +1,5 @@
-//! How a worker is reached: its address, what lets us in there, and the words for whoever has to see to it that it can
-//! be reached.
+//! How a foreign worker is reached: its address, its token, and error messages for the person who has to make it
+//! reachable.
 
 use std::fmt;
 
@@ -14,13 +14,12 @@ use tokio::net::UnixStream;
 use crate::drivers::dialer::RemoteAgentDialer;
 use crate::root_certificates::CERT_FILE_VAR;
 
-/// What is shown of the words with which an upgrade is refused.
+/// The most bytes shown of a refusal's text.
 const SHOWN_MAX: usize = 300;
 
-/// A connection to a worker.
 pub(super) type PeerConnection = PlainClient<Box<dyn ByteStream>>;
 
-/// How a worker is reached.
+/// Connects to one worker.
 pub(super) struct PeerConnector {
     address: PeerAddress,
     token: Option<String>,
@@ -28,11 +27,11 @@ pub(super) struct PeerConnector {
 }
 
 impl PeerConnector {
-    /// As the manifest says, with what came with the session.
+    /// Uses the address of the manifest and the variables of the session.
     pub(super) fn from_spec(spec: &AgentSpec, manifest: &Manifest) -> Result<Self, String> {
         let address = manifest.address().ok_or_else(|| "its manifest has no address".to_owned())?;
         let address = PeerAddress::parse(address).map_err(|error| error.to_string())?;
-        // What comes with the session wins over what every session gets.
+        // The session's variables take precedence over the manifest's.
         let variable = |name: &str| {
             let value = spec.env.get(name).or_else(|| manifest.startup.env.get(name));
             value.map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
@@ -40,16 +39,16 @@ impl PeerConnector {
         let token = variable(WORKER_TOKEN);
         if token.is_none() && !address.is_local() {
             return Err(format!(
-                "the worker at {address} is on another machine, where everybody needs a token: give the session \
+                "the worker at {address} is on another machine, which requires a token: give the session \
                  {WORKER_TOKEN}"
             ));
         }
         Ok(Self { address, token, dialer: RemoteAgentDialer::new(variable(CERT_FILE_VAR).map(Into::into)) })
     }
 
-    /// Connects, or says what is in the way.
+    /// Connects, or returns a message that says what is wrong.
     pub(super) async fn connect(&self) -> Result<PeerConnection, String> {
-        let wire: Box<dyn ByteStream> = match &self.address {
+        let stream: Box<dyn ByteStream> = match &self.address {
             PeerAddress::Port { tls, host, port, .. } => {
                 self.dialer.dial(host, *port, *tls).await.map_err(|cause| self.unreachable_message(&cause))?
             }
@@ -64,7 +63,7 @@ impl PeerConnector {
             subprotocol: None,
             token: self.token.clone(),
         };
-        PlainClient::connect_with(wire, &upgrade).await.map_err(|error| self.refusal_message(&error))
+        PlainClient::connect_with(stream, &upgrade).await.map_err(|error| self.refusal_message(&error))
     }
 
     fn unreachable_message(&self, cause: &str) -> String {
@@ -75,17 +74,17 @@ impl PeerConnector {
         match error {
             SocketError::Refused { status: status @ (401 | 403), .. } => match self.token {
                 None => format!(
-                    "the worker at {self} answered HTTP {status}: it wants a token; give the session {WORKER_TOKEN}"
+                    "the worker at {self} answered HTTP {status}: it requires a token; give the session {WORKER_TOKEN}"
                 ),
                 Some(_) => format!(
-                    "the worker at {self} answered HTTP {status}: the value of {WORKER_TOKEN} was not taken"
+                    "the worker at {self} answered HTTP {status}: it did not accept the value of {WORKER_TOKEN}"
                 ),
             },
             SocketError::Refused { status, reason } => {
                 let reason = escaped_head(reason.trim(), SHOWN_MAX);
                 format!("{self} answered HTTP {status} {reason}: is that a worker?")
             }
-            error => format!("{self} does not answer as a worker does: {error}"),
+            error => format!("{self} does not answer like a worker: {error}"),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! What the events of a worker mean. Ours and the contract's have names that `qd-link` knows; the workers of the
-//! fabric that these frames come from have a few others for tools and tokens. What nobody knows is shown as it is.
+//! What the events of a foreign worker mean. `qd-link` knows the event names of our contract; workers of the crate
+//! `bamboo-subagent`, where these frames come from, have different names for tools and tokens. Unknown events are shown
+//! as they are.
 
 use std::collections::BTreeMap;
 
@@ -10,36 +11,36 @@ use qd_protocol::text::escaped_head;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// Kinds of events that are shown although nobody knows them and they have no words, each once in a turn: there may be
-/// one for every step of somebody's machinery.
+/// The most unknown event kinds without text that are shown in a turn, each once: a worker may send one for every
+/// internal step.
 const UNKNOWN_KINDS_MAX: usize = 16;
-/// What is shown of such an event.
+/// The most bytes shown of an unknown event.
 const UNKNOWN_SHOWN_MAX: usize = 300;
-/// Tools under way whose names are remembered, for workers that do not repeat them.
+/// The most running tools whose names are remembered, for workers that do not repeat the name at the end.
 const CALLS_MAX: usize = 256;
 
-/// What was heard in one turn.
+/// Decodes the events of one turn.
 #[derive(Debug, Default)]
 pub(super) struct PeerEventDecoder {
-    /// Whether there was any text.
+    /// Whether any text has arrived.
     pub(super) has_text: bool,
-    /// Names of tools, by call.
+    /// Names of running tools, by call id.
     tool_names: BTreeMap<String, String>,
-    /// Kinds of events that nobody knows and that have been shown.
+    /// Unknown event kinds that have been shown.
     shown_unknown_kinds: Vec<String>,
 }
 
 impl PeerEventDecoder {
-    /// What an event says; nothing, if it only says that it is the last.
+    /// Decodes an event; `None` if there is nothing to show.
     pub(super) fn decode(&mut self, event: Map<String, Value>) -> Option<TurnUpdate> {
-        let said = match ForeignPeerEvent::deserialize(&event) {
+        let update = match ForeignPeerEvent::deserialize(&event) {
             Ok(foreign) => foreign.into_update()?,
             Err(_) => match plain::parse_event(event.clone()) {
-                Some(said) => said,
+                Some(update) => update,
                 None => self.decode_unknown(event)?,
             },
         };
-        Some(match said {
+        Some(match update {
             TurnUpdate::ToolStarted { call_id, name, input } => {
                 if self.tool_names.len() < CALLS_MAX {
                     self.tool_names.insert(call_id.clone(), name.clone());
@@ -59,15 +60,15 @@ impl PeerEventDecoder {
         })
     }
 
-    /// An event that nobody knows: its words if it has any, else all of it, once.
+    /// An unknown event: its text if it has any, else the whole event, once per kind.
     fn decode_unknown(&mut self, mut event: Map<String, Value>) -> Option<TurnUpdate> {
         let kind = match event.remove("type") {
             Some(Value::String(kind)) => kind,
             _ => "event".to_owned(),
         };
-        let words = ["content", "message", "text"].iter().find_map(|key| event.get(*key)?.as_str());
-        if let Some(words) = words.filter(|words| !words.trim().is_empty()) {
-            return Some(TurnUpdate::Notice { text: format!("{kind}: {words}") });
+        let text = ["content", "message", "text"].iter().find_map(|key| event.get(*key)?.as_str());
+        if let Some(text) = text.filter(|text| !text.trim().is_empty()) {
+            return Some(TurnUpdate::Notice { text: format!("{kind}: {text}") });
         }
         if self.shown_unknown_kinds.len() >= UNKNOWN_KINDS_MAX || self.shown_unknown_kinds.contains(&kind) {
             return None;
@@ -78,7 +79,7 @@ impl PeerEventDecoder {
     }
 }
 
-/// Events that other workers have other names for.
+/// Events that workers of `bamboo-subagent` send under other names.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ForeignPeerEvent {
@@ -164,15 +165,15 @@ fn default_true() -> bool {
 mod tests {
     use super::*;
 
-    fn decode(words: &mut PeerEventDecoder, event: Value) -> Option<TurnUpdate> {
+    fn decode(decoder: &mut PeerEventDecoder, event: Value) -> Option<TurnUpdate> {
         let Value::Object(event) = event else { panic!("an event is an object") };
-        words.decode(event)
+        decoder.decode(event)
     }
 
     #[test]
     fn the_other_names_for_tools_are_known() {
-        let mut words = PeerEventDecoder::default();
-        for (event, said) in [
+        let mut decoder = PeerEventDecoder::default();
+        for (event, expected) in [
             (
                 json!({"type": "tool_start", "tool_call_id": "c", "tool_name": "Bash", "arguments": {"command": "ls"}}),
                 TurnUpdate::ToolStarted {
@@ -208,53 +209,53 @@ mod tests {
                 TurnUpdate::Thought { text: "hm".to_owned() },
             ),
         ] {
-            assert_eq!(decode(&mut words, event), Some(said));
+            assert_eq!(decode(&mut decoder, event), Some(expected));
         }
-        assert!(!words.has_text);
+        assert!(!decoder.has_text);
     }
 
     #[test]
-    fn the_last_event_says_nothing_but_what_was_used() {
-        let mut words = PeerEventDecoder::default();
-        assert_eq!(decode(&mut words, json!({"type": "complete"})), None);
+    fn the_last_event_reports_only_usage() {
+        let mut decoder = PeerEventDecoder::default();
+        assert_eq!(decode(&mut decoder, json!({"type": "complete"})), None);
         let usage = json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7});
-        let used = TokenUsage { input_tokens: 3, output_tokens: 4, cost_usd: 0.0 };
+        let expected = TokenUsage { input_tokens: 3, output_tokens: 4, cost_usd: 0.0 };
         assert_eq!(
-            decode(&mut words, json!({"type": "complete", "usage": usage})),
-            Some(TurnUpdate::Usage { usage: used })
+            decode(&mut decoder, json!({"type": "complete", "usage": usage})),
+            Some(TurnUpdate::Usage { usage: expected })
         );
     }
 
     #[test]
-    fn what_nobody_knows_is_shown_and_without_words_only_once() {
-        let mut words = PeerEventDecoder::default();
+    fn unknown_events_are_shown_and_those_without_text_only_once() {
+        let mut decoder = PeerEventDecoder::default();
         let notice = |text: &str| Some(TurnUpdate::Notice { text: text.to_owned() });
         for _ in 0..2 {
             let event = json!({"type": "warning", "message": "disk full"});
-            assert_eq!(decode(&mut words, event), notice("warning: disk full"));
+            assert_eq!(decode(&mut decoder, event), notice("warning: disk full"));
         }
         let beat = json!({"type": "heartbeat", "n": 1});
-        assert_eq!(decode(&mut words, beat.clone()), notice(r#"heartbeat: {"n":1}"#));
-        assert_eq!(decode(&mut words, beat), None);
-        assert_eq!(decode(&mut words, json!({"type": 7})), notice("event: {}"));
+        assert_eq!(decode(&mut decoder, beat.clone()), notice(r#"heartbeat: {"n":1}"#));
+        assert_eq!(decode(&mut decoder, beat), None);
+        assert_eq!(decode(&mut decoder, json!({"type": 7})), notice("event: {}"));
         for n in 0..2 * UNKNOWN_KINDS_MAX {
-            let said = decode(&mut words, json!({"type": format!("kind{n}"), "x": "y".repeat(1000)}));
-            if let Some(TurnUpdate::Notice { text }) = said {
+            let update = decode(&mut decoder, json!({"type": format!("kind{n}"), "x": "y".repeat(1000)}));
+            if let Some(TurnUpdate::Notice { text }) = update {
                 assert!(text.len() <= UNKNOWN_SHOWN_MAX);
             }
         }
-        assert_eq!(words.shown_unknown_kinds.len(), UNKNOWN_KINDS_MAX);
+        assert_eq!(decoder.shown_unknown_kinds.len(), UNKNOWN_KINDS_MAX);
     }
 
     #[test]
     fn text_is_noticed() {
-        let mut words = PeerEventDecoder::default();
+        let mut decoder = PeerEventDecoder::default();
         assert_eq!(
-            decode(&mut words, json!({"type": "token", "content": ""})),
+            decode(&mut decoder, json!({"type": "token", "content": ""})),
             Some(TurnUpdate::Text { text: String::new() })
         );
-        assert!(!words.has_text);
-        decode(&mut words, json!({"type": "token", "content": "x"}));
-        assert!(words.has_text);
+        assert!(!decoder.has_text);
+        decode(&mut decoder, json!({"type": "token", "content": "x"}));
+        assert!(decoder.has_text);
     }
 }

@@ -1,12 +1,12 @@
-//! The driver for somebody else's worker, by the frames of a peer without a subprotocol: one connection for each session,
-//! on which one run follows another. There is no process and no keeper, and a run's life is its connection: whoever drops
-//! that has cancelled it.
+//! The driver for a foreign worker that speaks plain frames (the protocol without a subprotocol): one connection per
+//! session, on which one run follows another. There is no process and no keeper. A run lives as long as its connection:
+//! dropping the connection cancels the run.
 //!
 //! Layout, in reading order:
-//! - [`Peer`]: the agent, from its first connection to its last.
-//! - `way`: how it is reached, and what to do where it cannot be.
-//! - `round`: one turn, in one loop.
-//! - `words`: what its events mean; `asks`: what it wants leave for.
+//! - [`PeerWorkerAgent`]: the agent, from its first connection to its last.
+//! - `connector`: how the worker is reached, and the messages for when it cannot be.
+//! - `turn`: one turn, in one loop.
+//! - `event_decoder`: what the worker's events mean; `asks`: its approval requests.
 
 mod asks;
 mod connector;
@@ -30,37 +30,38 @@ use self::connector::{PeerConnection, PeerConnector};
 use self::turn::{PeerTurn, PeerTurnResult};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// Bytes of a conversation, as JSON, that are kept to restore it: the same that a suspended run may have.
+/// The most bytes of a transcript, as JSON, that are kept to restore the conversation: the limit of a suspended run.
 const TRANSCRIPT_MAX: usize = INLINE_MAX;
 
-/// Somebody else's worker.
+/// A foreign worker.
 pub(crate) struct PeerWorkerAgent {
     connector: PeerConnector,
-    /// The connection; none after it broke, until the next prompt.
+    /// `None` after the connection broke, until the next prompt.
     connection: Option<PeerConnection>,
-    /// The conversation as the worker gave it with its last terminal, if it did. It goes with the first run of another
-    /// connection: on the same one the worker remembers.
+    /// The conversation as the worker's last terminal had it, if it did. It is sent with the first run on a new
+    /// connection; on the same connection the worker remembers it.
     transcript: Vec<Value>,
 }
 
 impl PeerWorkerAgent {
-    /// Connects within the limit. Nothing is begun at the other end before there is a prompt.
+    /// Connects within the limit. Nothing is started at the worker before there is a prompt.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
         limit: Duration,
     ) -> Result<Self, RunError> {
-        let failed = |why: String| RunError::new("agent_failed_to_start", why);
-        let way = PeerConnector::from_spec(spec, manifest).map_err(failed)?;
-        let late = || format!("the worker at {way} did not answer within {} s", limit.as_secs());
-        let line = match tokio::time::timeout(limit, way.connect()).await {
-            Ok(line) => line.map_err(failed)?,
-            Err(_) => return Err(RunError::new("agent_not_ready", late())),
+        let failed = |message: String| RunError::new("agent_failed_to_start", message);
+        let connector = PeerConnector::from_spec(spec, manifest).map_err(failed)?;
+        let timed_out = || format!("the worker at {connector} did not answer within {} s", limit.as_secs());
+        let connection = match tokio::time::timeout(limit, connector.connect()).await {
+            Ok(connection) => connection.map_err(failed)?,
+            Err(_) => return Err(RunError::new("agent_not_ready", timed_out())),
         };
-        Ok(Self { connector: way, connection: Some(line), transcript: Vec::new() })
+        Ok(Self { connector, connection: Some(connection), transcript: Vec::new() })
     }
 
-    /// One turn. The connection is in its hands: if it is dropped, so is the connection, which ends the worker's run.
+    /// Runs one turn. The turn owns the connection: dropping the future drops the connection, which ends the worker's
+    /// run.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -70,8 +71,8 @@ impl PeerWorkerAgent {
             return Ok(DriverTurnEnd::Stopped(TurnOutcome::cancelled()));
         }
         let mut messages = prompt.messages.clone();
-        let line = match self.connection.take().and_then(if_still_open) {
-            Some(line) => line,
+        let connection = match self.connection.take().and_then(if_still_open) {
+            Some(connection) => connection,
             None => {
                 let dialled = tokio::select! {
                     biased;
@@ -82,48 +83,48 @@ impl PeerWorkerAgent {
                     messages.clone_from(&self.transcript);
                 }
                 match dialled {
-                    Ok(line) => line,
-                    Err(why) => {
-                        let error = RunError::new("agent_unreachable", why);
+                    Ok(connection) => connection,
+                    Err(message) => {
+                        let error = RunError::new("agent_unreachable", message);
                         return Ok(DriverTurnEnd::Stopped(TurnOutcome::failed(error)));
                     }
                 }
             }
         };
-        let over = PeerTurn::new(turn, line, &self.connector).run(prompt, messages).await?;
-        let PeerTurnResult { outcome, connection: line, transcript } = over;
-        self.connection = line;
+        let result = PeerTurn::new(turn, connection, &self.connector).run(prompt, messages).await?;
+        let PeerTurnResult { outcome, connection, transcript } = result;
+        self.connection = connection;
         if self.connection.is_some() {
             let size: usize = transcript.iter().map(|message| message.to_string().len() + 1).sum();
-            // Half a conversation cannot be gone on with.
+            // A truncated conversation cannot be resumed.
             self.transcript = if size > TRANSCRIPT_MAX { Vec::new() } else { transcript };
         }
         Ok(DriverTurnEnd::Stopped(outcome))
     }
 
-    /// The time between turns, in which signs of life are answered and an end is noticed. Frames belong to no run then,
-    /// and mean nothing. It never comes back: a worker that hung up is called again when there is a prompt.
+    /// Answers pings between turns and notices a closed connection. Frames belong to no run then and are ignored. Never
+    /// resolves: a closed connection is opened again at the next prompt.
     pub(crate) async fn idle(&mut self) -> RunError {
-        while let Some(line) = &mut self.connection {
-            if line.next_event(true).await.is_err() {
+        while let Some(connection) = &mut self.connection {
+            if connection.next_event(true).await.is_err() {
                 self.connection = None;
             }
         }
         std::future::pending().await
     }
 
-    /// Says goodbye.
+    /// Closes the connection.
     pub(crate) async fn stop(self) {
-        if let Some(line) = self.connection {
-            line.close().await;
+        if let Some(connection) = self.connection {
+            connection.close().await;
         }
     }
 }
 
-/// The connection, unless it is known to be over. What came between turns belongs to no run.
-fn if_still_open(mut line: PeerConnection) -> Option<PeerConnection> {
-    while let Some(came) = line.next_event(true).now_or_never() {
-        came.ok()?;
+/// The connection, unless it is known to be closed. Frames that arrived between turns belong to no run and are dropped.
+fn if_still_open(mut connection: PeerConnection) -> Option<PeerConnection> {
+    while let Some(event) = connection.next_event(true).now_or_never() {
+        event.ok()?;
     }
-    Some(line)
+    Some(connection)
 }

@@ -1,8 +1,8 @@
-//! One turn with a worker, in one loop that puts all that can happen into one order. It writes while it reads, and stops
-//! reading while its session takes nothing more.
+//! One turn with a foreign worker, in one loop that puts all events in one order. The loop writes while it reads, and
+//! stops reading while its session accepts no more updates.
 //!
-//! The frames have no names for runs. What comes after `run` belongs to it until its `terminal`; a turn that is given up
-//! before that takes the connection with it, so that nothing of it can be taken for the next.
+//! The frames carry no run ids. Everything after `run` belongs to that run until its `terminal`. A turn that is dropped
+//! before that drops the connection with it, so that none of its frames can be mistaken for the next run's.
 
 use futures_util::StreamExt;
 use qd_link::LinkClosed;
@@ -21,39 +21,36 @@ use crate::drivers::emit::wait_for_emit;
 use crate::drivers::turn_state::{OpenAsk, TurnState};
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 
-/// What is left when a turn is over.
+/// What remains when a turn is over.
 pub(super) struct PeerTurnResult {
     pub(super) outcome: TurnOutcome,
     /// The connection, if it outlived the turn.
     pub(super) connection: Option<PeerConnection>,
-    /// The conversation, where the worker gave it.
+    /// The conversation, if the worker sent it.
     pub(super) transcript: Vec<Value>,
 }
 
-/// What is open in one turn.
+/// The state of one turn.
 pub(super) struct PeerTurn<'t> {
     turn: &'t DriverTurn<'t>,
     connection: PeerConnection,
     connector: &'t PeerConnector,
     state: TurnState<'t, String, (), PeerAskReply>,
     decoder: PeerEventDecoder,
-    /// Told to the worker, which has not shown yet that it read them.
+    /// Steers sent to the worker, which has not confirmed yet that it read them.
     unconfirmed_steers: Vec<EventNumber>,
     cancelled: bool,
-    /// How the turn has ended, once it has; what is being said comes before that.
+    /// How the turn ended. Updates that are being sent go out before the end is reported.
     end: Option<PeerTurnEnd>,
 }
 
-/// How a turn ended.
 enum PeerTurnEnd {
-    /// The worker said so.
+    /// The worker reported the end of the run.
     Terminal(TurnOutcome, Vec<Value>),
-    /// The connection broke.
     Broken(SocketError),
 }
 
 impl<'t> PeerTurn<'t> {
-    /// Nothing has been said on this line.
     pub(super) fn new(
         turn: &'t DriverTurn<'t>,
         connection: PeerConnection,
@@ -71,7 +68,7 @@ impl<'t> PeerTurn<'t> {
         }
     }
 
-    /// From the prompt until it is over; `messages` is the conversation that it goes on with, where the worker does not
+    /// Runs the turn from the prompt to its end. `messages` is the earlier conversation, if the worker does not
     /// remember it.
     pub(super) async fn run(
         mut self,
@@ -96,30 +93,30 @@ impl<'t> PeerTurn<'t> {
             }
             let open = self.end.is_none();
             tokio::select! {
-                // A cancel first; what was heard before what comes next.
+                // A cancel first; then updates that have arrived before new ones.
                 biased;
                 () = turn.cancelled(), if !self.cancelled => self.send_cancel(),
-                told = wait_for_emit(&mut self.state.emitting) => {
-                    told?;
+                emitted = wait_for_emit(&mut self.state.emitting) => {
+                    emitted?;
                     self.state.finish_emitting();
                 }
-                Some(answered) = self.state.pending_answers.next(), if open => {
-                    let (id, told) = answered?;
+                Some(answer) = self.state.pending_answers.next(), if open => {
+                    let (id, reply) = answer?;
                     if self.state.close_ask(&id).is_some() {
-                        self.send_reply(id, told);
+                        self.send_reply(id, reply);
                     }
                 }
                 steer = turn.next_steer(), if open && !self.cancelled => self.send_steer(steer),
-                came = self.connection.next_event(listening), if open => self.handle_incoming(came).await?,
+                event = self.connection.next_event(listening), if open => self.handle_incoming(event).await?,
             }
         }
     }
 
     async fn handle_incoming(
         &mut self,
-        came: Result<PlainClientEvent, SocketError>,
+        event: Result<PlainClientEvent, SocketError>,
     ) -> Result<(), LinkClosed> {
-        match came {
+        match event {
             Ok(PlainClientEvent::Frame(frame)) => self.handle_frame(frame),
             Ok(PlainClientEvent::Alive) => {
                 for steer in std::mem::take(&mut self.unconfirmed_steers) {
@@ -143,7 +140,7 @@ impl<'t> PeerTurn<'t> {
                     && !self.decoder.has_text
                     && let Some(text) = result.clone().filter(|result| !result.is_empty())
                 {
-                    // The answer is never missing from the text.
+                    // The text of a run always contains the answer, even if the worker did not stream it.
                     self.state.emit(vec![TurnUpdate::Text { text }]);
                 }
                 let (outcome, transcript) = terminal_outcome(status, result, error, transcript);
@@ -153,25 +150,27 @@ impl<'t> PeerTurn<'t> {
     }
 
     fn open_ask(&mut self, id: String, body: PlainApproval) {
-        // A run that is to stop has leave for nothing, and nobody is asked the same thing twice.
+        // A cancelled run is allowed nothing. A repeated request is not asked twice.
         if self.cancelled || self.state.is_ask_open(&id) {
             return;
         }
         let ask = match asks::ask_request(body) {
             Ok(ask) => ask,
             Err(cause) => {
-                tracing::error!("no random numbers, so nobody can be asked: {cause}");
+                tracing::error!(
+                    "cannot ask for approval because the system provides no random numbers: {cause}"
+                );
                 return self.send_reply(id, asks::ask_reply(AskKind::Permission, None));
             }
         };
         let (turn, kind) = (self.turn, ask.kind);
         let open = OpenAsk { id, ask_ids: vec![ask.id.clone()], cancel_answer: () };
-        let asked = async move { turn.ask(ask).await.map(|answer| asks::ask_reply(kind, answer)) };
-        self.state.ask(open, Box::pin(asked));
+        let answer = async move { turn.ask(ask).await.map(|answer| asks::ask_reply(kind, answer)) };
+        self.state.ask(open, Box::pin(answer));
     }
 
-    fn send_reply(&mut self, id: String, told: PeerAskReply) {
-        let PeerAskReply { approved, reason } = told;
+    fn send_reply(&mut self, id: String, reply: PeerAskReply) {
+        let PeerAskReply { approved, reason } = reply;
         if let Some(reason) = reason {
             let text = format!("This was refused, for the reason: {reason}");
             self.send_frame(&PlainParentFrame::Message { text });
@@ -179,8 +178,8 @@ impl<'t> PeerTurn<'t> {
         self.send_frame(&PlainParentFrame::ApprovalReply { id, approved });
     }
 
-    /// Tells the run something. The frames have no receipt for that; but a sign of life that was asked for after it shows
-    /// that it was read, and if the run ends before that comes, it counts as missed.
+    /// Sends a steer as a message. The frames have no receipt for it, but the pong to a ping sent right after it shows
+    /// that the worker read it. If the run ends before the pong, the steer counts as missed.
     fn send_steer(&mut self, steer: DriverSteer) {
         self.send_frame(&PlainParentFrame::Message { text: steer.text });
         self.unconfirmed_steers.push(steer.number);
@@ -213,12 +212,12 @@ impl<'t> PeerTurn<'t> {
             }
             PeerTurnEnd::Broken(error) => {
                 let outcome = if self.cancelled {
-                    // A closed connection cancels its run, so nothing of it goes on.
+                    // The worker cancels the run of a closed connection, so nothing of it goes on.
                     TurnOutcome::cancelled()
                 } else {
                     let message = format!(
                         "the connection to the worker at {} broke in the middle of the run: {error}; how far the \
-                         worker came is not known, so the prompt was not sent again",
+                         worker got is unknown, so the prompt was not sent again",
                         self.connector
                     );
                     TurnOutcome::failed(RunError::new("agent_unreachable", message))
@@ -229,7 +228,8 @@ impl<'t> PeerTurn<'t> {
     }
 }
 
-/// How a run ended, and the conversation that is kept for the next connection. That of a suspended run is its session's.
+/// The outcome of a run, and the conversation to keep for the next connection. A suspended run's transcript is stored
+/// in the session instead.
 fn terminal_outcome(
     status: PlainRunStatus,
     result: Option<String>,
@@ -245,8 +245,8 @@ fn terminal_outcome(
             (TurnOutcome { text: result, ..TurnOutcome::suspended(transcript) }, Vec::new())
         }
         PlainRunStatus::Error => {
-            let words = error.or(result).filter(|words| !words.trim().is_empty());
-            let message = words.unwrap_or_else(|| "the worker failed and did not say why".to_owned());
+            let text = error.or(result).filter(|text| !text.trim().is_empty());
+            let message = text.unwrap_or_else(|| "the worker failed and did not say why".to_owned());
             (TurnOutcome::failed(RunError::new("agent_error", message)), transcript)
         }
     }

@@ -1,6 +1,6 @@
-//! A program in its terminal: its start, turns, and the time between them. One loop puts all that can happen into one
-//! order; it types while it reads, and stops reading while its session takes nothing more. Time is measured only from
-//! what the program last wrote.
+//! A program in its terminal: its start, its turns, and the time between them. One loop puts all events in one order.
+//! The loop types while it reads, and stops reading while its session accepts no more updates. All timeouts count from
+//! the program's last output.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,81 +24,78 @@ use super::terminal::PtyTerminal;
 use super::turn::{PtyTurn, PtyVerdict, SETTLE_TIME};
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 
-/// How long a program of which nothing is known may show nothing from which it could be told that it waits.
+/// How long a program without a described prompt may stay silent without showing a prompt.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// How long a program may take to wait for a prompt again that did when its last turn ended.
+/// How long a program may take to show its prompt again, which it showed when its last turn ended.
 const PROMPT_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long what a program has started has to end by itself, if interrupting it was in vain.
+/// How long processes of the turn have to exit by themselves, if interrupting the program had no effect.
 const SWEEP_GRACE: Duration = Duration::from_millis(500);
-/// Lines of the screen that are told of a program that failed.
+/// The number of screen lines that an error of the program includes.
 const LAST_LINES_MAX: usize = 20;
 
-/// A program in its terminal.
 pub(super) struct PtyConversation {
     pub(super) terminal: PtyTerminal,
     pub(super) screen: Arc<SharedScreen>,
-    /// What people type.
+    /// Input of people who watch the terminal.
     pub(super) input: mpsc::Receiver<TerminalInput>,
     pub(super) rules: ScreenRules,
     pub(super) pty: TerminalRules,
-    /// What it is called.
     pub(super) program_name: String,
-    /// Who has the terminal while the program waits.
+    /// The foreground process group while the program waits at its prompt.
     pub(super) own_foreground: Option<Pid>,
-    /// Whoever can end what it has started.
+    /// Ends the processes of a turn.
     pub(super) keeper: Arc<KeeperHandle>,
-    /// Names of its own helpers, which no turn has to answer for.
+    /// Names of the program's own helper processes, which a sweep of a turn spares.
     pub(super) helpers: Vec<String>,
 }
 
-/// Why there is no going on with a program.
+/// Why a program cannot be used any longer.
 #[derive(Debug)]
 pub(super) enum PtyFailure {
-    /// It is no more.
     ProgramExited,
-    /// It cannot be told what it does.
+    /// Its state cannot be recognised from its screen.
     Unclear(RunError),
 }
 
-/// What it has started is being ended.
+/// A sweep of the turn's processes.
 type SweepFuture = BoxFuture<'static, Result<SweepResult, KeeperError>>;
-/// Something that is being said.
+/// Updates that are being sent.
 type PtyEmitFuture<'t> = BoxFuture<'t, Result<(), LinkClosed>>;
-/// A question, the name of its ask, and its answer that somebody waits for.
+/// A question of the program, the id of its ask, and the future of its answer.
 type PtyPendingAsk<'t> = (PtyQuestion, AskId, BoxFuture<'t, Result<Option<AskAnswer>, LinkClosed>>);
 
 impl PtyConversation {
-    /// Waits until the program takes a prompt.
+    /// Waits until the program accepts a prompt.
     pub(super) async fn wait_until_ready(&mut self) -> Result<(), PtyFailure> {
-        let mut moved = Instant::now();
-        let mut due = moved + SILENCE_MAX;
+        let mut last_output = Instant::now();
+        let mut due = last_output + SILENCE_MAX;
         loop {
             tokio::select! {
                 biased;
                 stepped = self.step(true, |_| {}) => if stepped? {
-                    moved = Instant::now();
-                    due = moved + SETTLE_TIME;
+                    last_output = Instant::now();
+                    due = last_output + SETTLE_TIME;
                 },
                 () = tokio::time::sleep_until(due) => {
-                    let (may_be, can_tell) = {
+                    let (may_be_ready, knows_prompt) = {
                         let screen = self.screen.lock_screen();
-                        let may_be = self.rules.may_be_ready(&screen);
-                        (may_be, may_be && self.rules.learn_prompt(&screen))
+                        let may_be_ready = self.rules.may_be_ready(&screen);
+                        (may_be_ready, may_be_ready && self.rules.learn_prompt(&screen))
                     };
-                    if can_tell {
+                    if knows_prompt {
                         self.own_foreground = self.terminal.foreground();
                         return Ok(());
                     }
-                    if may_be && moved.elapsed() >= SILENCE_MAX {
-                        return Err(PtyFailure::Unclear(self.unclear_error("it shows no line in which it waits")));
+                    if may_be_ready && last_output.elapsed() >= SILENCE_MAX {
+                        return Err(PtyFailure::Unclear(self.unclear_error("it shows no prompt")));
                     }
-                    due = if may_be { moved + SILENCE_MAX } else { Instant::now() + SILENCE_MAX };
+                    due = if may_be_ready { last_output + SILENCE_MAX } else { Instant::now() + SILENCE_MAX };
                 }
             }
         }
     }
 
-    /// One turn, from its prompt to the program's next wait for one.
+    /// Runs one turn, from typing the prompt until the program waits for the next one.
     pub(super) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -111,39 +108,39 @@ impl PtyConversation {
         match self.wait_for_prompt(turn).await {
             Ok(None) => {}
             Ok(Some(outcome)) => return Ok(Ok(outcome)),
-            Err(unfit) => return Ok(Err(unfit)),
+            Err(failure) => return Ok(Err(failure)),
         }
         let lines = keys::typeable_lines(&prompt.text);
-        let mut round = {
+        let mut pty_turn = {
             let mut screen = self.screen.lock_screen();
             let pieces = keys::prompt_keystrokes(&lines, screen.emulator().bracketed_paste(), &self.pty);
             PtyTurn::begin(&mut screen, &lines, pieces)
         };
-        self.type_next_piece(&mut round);
-        let mut due = round.judge_at();
-        let mut telling: Option<PtyEmitFuture<'_>> = None;
+        self.type_next_piece(&mut pty_turn);
+        let mut due = pty_turn.judge_at();
+        let mut emitting: Option<PtyEmitFuture<'_>> = None;
         let mut asking: Option<PtyPendingAsk<'_>> = None;
         let mut cancelled = false;
         let mut sweeping: Option<SweepFuture> = None;
         loop {
-            let listening = telling.is_none();
+            let listening = emitting.is_none();
             let (rules, interrupts) = (&self.rules, self.pty.sigint_cancels_turn != SigintRule::None);
             tokio::select! {
-                // A cancel first; what was heard before what comes next.
+                // A cancel first; then updates that have arrived before new output.
                 biased;
                 () = turn.cancelled(), if !cancelled => {
                     cancelled = true;
                     asking = None;
-                    round.keystrokes.clear();
+                    pty_turn.keystrokes.clear();
                     if interrupts {
                         self.terminal.type_in(keys::INTERRUPT);
-                        round.mark_interrupted();
-                        due = round.judge_at();
+                        pty_turn.mark_interrupted();
+                        due = pty_turn.judge_at();
                     }
                 }
-                told = wait_for_optional(&mut telling) => {
-                    told?;
-                    telling = None;
+                emitted = wait_for_optional(&mut emitting) => {
+                    emitted?;
+                    emitting = None;
                 }
                 _swept = wait_for_optional(&mut sweeping) => sweeping = None,
                 answer = wait_for_answer(&mut asking) => {
@@ -151,46 +148,46 @@ impl PtyConversation {
                     asking = None;
                     if let Some(answer) = answer {
                         self.terminal.type_in(&keys::line_keystrokes(&question.answer_text(&answer), &self.pty));
-                        round.mark_typed();
-                        due = round.judge_at();
+                        pty_turn.mark_typed();
+                        due = pty_turn.judge_at();
                     }
                 }
-                steer = turn.next_steer(), if self.pty.queued_input_supported && !cancelled && round.keystrokes.is_empty() => {
-                    self.type_steer(turn, &mut round, steer).await?;
+                steer = turn.next_steer(), if self.pty.queued_input_supported && !cancelled && pty_turn.keystrokes.is_empty() => {
+                    self.type_steer(turn, &mut pty_turn, steer).await?;
                 }
-                stepped = step(&mut self.terminal, &mut self.input, &self.screen, listening, |screen| round.observe_piece(screen, rules)) => {
+                stepped = step(&mut self.terminal, &mut self.input, &self.screen, listening, |screen| pty_turn.observe_piece(screen, rules)) => {
                     match stepped {
-                        Err(unfit) => {
-                            let (said, _) = self.finish_output(round, None);
-                            emit_all(turn, said).await?;
-                            return Ok(Err(unfit));
+                        Err(failure) => {
+                            let (updates, _) = self.finish_output(pty_turn, None);
+                            emit_all(turn, updates).await?;
+                            return Ok(Err(failure));
                         }
                         Ok(false) => {}
                         Ok(true) => {
                             let mut screen = self.screen.lock_screen();
-                            round.observe_screen(&screen, &self.rules);
-                            due = round.judge_at();
-                            let lines = round.transcript.take_lines(&mut screen, &self.rules);
-                            let said = round.decoder.decode_lines(lines, &self.rules);
-                            if !said.is_empty() {
-                                telling = Some(Box::pin(emit_all(turn, said)));
+                            pty_turn.observe_screen(&screen, &self.rules);
+                            due = pty_turn.judge_at();
+                            let lines = pty_turn.transcript.take_lines(&mut screen, &self.rules);
+                            let updates = pty_turn.decoder.decode_lines(lines, &self.rules);
+                            if !updates.is_empty() {
+                                emitting = Some(Box::pin(emit_all(turn, updates)));
                             }
                         }
                     }
                 }
                 () = tokio::time::sleep_until(due), if listening => {
                     let alone = self.terminal.foreground() == self.own_foreground;
-                    let verdict = round.judge(&self.screen.lock_screen(), &self.rules, asking.is_some(), alone);
+                    let verdict = pty_turn.judge(&self.screen.lock_screen(), &self.rules, asking.is_some(), alone);
                     if let (PtyVerdict::Ask(_) | PtyVerdict::TurnOver(_), Some((_, ask, _))) = (&verdict, &asking) {
-                        // Somebody at the terminal has answered it, or the program no longer asks.
+                        // Somebody has answered at the terminal, or the program no longer asks.
                         turn.withdraw_ask(ask).await;
                         asking = None;
                     }
                     match verdict {
-                        PtyVerdict::JudgeAt(then) => due = then,
+                        PtyVerdict::JudgeAt(time) => due = time,
                         PtyVerdict::TypeNext => {
-                            self.type_next_piece(&mut round);
-                            due = round.judge_at();
+                            self.type_next_piece(&mut pty_turn);
+                            due = pty_turn.judge_at();
                         }
                         PtyVerdict::Interrupt { in_vain } => {
                             if in_vain && sweeping.is_none() {
@@ -199,22 +196,22 @@ impl PtyConversation {
                                 sweeping = Some(Box::pin(async move { keeper.sweep(sweep).await }));
                             }
                             self.terminal.type_in(keys::INTERRUPT);
-                            round.mark_interrupted();
-                            due = round.judge_at();
+                            pty_turn.mark_interrupted();
+                            due = pty_turn.judge_at();
                         }
                         PtyVerdict::Ask(question) => {
                             if let Some(request) = question.ask_request() {
                                 asking = Some((question, request.id.clone(), Box::pin(turn.ask(request))));
                             }
-                            due = round.judge_at();
+                            due = pty_turn.judge_at();
                         }
                         PtyVerdict::Unclear => {
-                            let why = "it has shown nothing new for ten minutes and does not stand where it waits";
-                            return Ok(Err(PtyFailure::Unclear(self.unclear_error(why))));
+                            let reason = "it has shown nothing new for ten minutes and is not at its prompt";
+                            return Ok(Err(PtyFailure::Unclear(self.unclear_error(reason))));
                         }
-                        PtyVerdict::TurnOver(after) => {
-                            let (said, error) = self.finish_output(round, Some(after));
-                            emit_all(turn, said).await?;
+                        PtyVerdict::TurnOver(bytes_before) => {
+                            let (updates, error) = self.finish_output(pty_turn, Some(bytes_before));
+                            emit_all(turn, updates).await?;
                             return Ok(Ok(match error {
                                 _ if cancelled => TurnOutcome::of(TurnStopReason::Cancelled),
                                 Some(line) => TurnOutcome::failed(RunError::new("agent_error", line)),
@@ -227,30 +224,34 @@ impl PtyConversation {
         }
     }
 
-    /// The time between turns. What is shown belongs to no turn: a person may be at the terminal. Comes back when the
-    /// program is no more; nothing is lost if the wait is given up.
+    /// Runs between turns. Output belongs to no turn then: a person may be at the terminal. Resolves when the program
+    /// has exited; dropping the wait loses nothing.
     pub(super) async fn idle(&mut self) {
         while self.step(true, |_| {}).await.is_ok() {
             self.screen.lock_screen().take_scrolled_rows();
         }
     }
 
-    /// The last lines of the screen.
     pub(super) fn last_lines(&self) -> Vec<String> {
         self.screen.lock_screen().last_lines(LAST_LINES_MAX)
     }
 
-    /// The last of what the turn says, and the line that means that it failed.
-    fn finish_output(&self, mut round: PtyTurn, waits: Option<usize>) -> (Vec<TurnUpdate>, Option<String>) {
-        let lines = round.transcript.finish(&mut self.screen.lock_screen(), waits, &self.rules);
-        let mut said = round.decoder.decode_lines(lines, &self.rules);
-        let error = round.decoder.finish(&mut said);
-        (said, error)
+    /// The last updates of the turn, and the line that means that it failed.
+    fn finish_output(
+        &self,
+        mut pty_turn: PtyTurn,
+        bytes_before: Option<usize>,
+    ) -> (Vec<TurnUpdate>, Option<String>) {
+        let lines = pty_turn.transcript.finish(&mut self.screen.lock_screen(), bytes_before, &self.rules);
+        let mut updates = pty_turn.decoder.decode_lines(lines, &self.rules);
+        let error = pty_turn.decoder.finish(&mut updates);
+        (updates, error)
     }
 
-    /// Waits until the program waits for a prompt, which it should do already. Gives how the turn ends if it never does.
+    /// Waits until the program is at its prompt, which it should be already. Returns the outcome of the turn if it
+    /// never is.
     async fn wait_for_prompt(&mut self, turn: &DriverTurn<'_>) -> Result<Option<TurnOutcome>, PtyFailure> {
-        let until = Instant::now() + PROMPT_WAIT_MAX;
+        let deadline = Instant::now() + PROMPT_WAIT_MAX;
         loop {
             if turn.is_cancelled() {
                 return Ok(Some(TurnOutcome::of(TurnStopReason::Cancelled)));
@@ -263,9 +264,9 @@ impl PtyConversation {
                     stepped?;
                 }
                 () = turn.cancelled() => {}
-                () = tokio::time::sleep_until(until) => {
+                () = tokio::time::sleep_until(deadline) => {
                     let message = format!(
-                        "{} does not wait for a prompt; `qd attach --raw` shows what it does instead",
+                        "{} is not waiting for a prompt; `qd attach --raw` shows what it is doing",
                         self.program_name
                     );
                     let error = RunError { stderr: self.last_lines(), ..RunError::new("agent_busy", message) };
@@ -275,22 +276,22 @@ impl PtyConversation {
         }
     }
 
-    /// Types the next piece of what is to be typed.
-    fn type_next_piece(&mut self, round: &mut PtyTurn) {
-        if let Some(piece) = round.keystrokes.pop_front() {
+    /// Types the next piece of the prompt.
+    fn type_next_piece(&mut self, pty_turn: &mut PtyTurn) {
+        if let Some(piece) = pty_turn.keystrokes.pop_front() {
             self.terminal.type_in(&piece);
-            round.mark_typed();
+            pty_turn.mark_typed();
         }
     }
 
     async fn type_steer(
         &mut self,
         turn: &DriverTurn<'_>,
-        round: &mut PtyTurn,
+        pty_turn: &mut PtyTurn,
         steer: DriverSteer,
     ) -> Result<(), LinkClosed> {
         let lines = keys::typeable_lines(&steer.text);
-        round.transcript.add_typed(lines.iter().map(String::as_str));
+        pty_turn.transcript.add_typed(lines.iter().map(String::as_str));
         self.terminal.type_in(&keys::line_keystrokes(&steer.text, &self.pty));
         turn.report_steer_taken(steer.number).await
     }
@@ -298,39 +299,39 @@ impl PtyConversation {
     async fn step(
         &mut self,
         listening: bool,
-        glance: impl FnMut(&TerminalScreen),
+        observe: impl FnMut(&TerminalScreen),
     ) -> Result<bool, PtyFailure> {
-        step(&mut self.terminal, &mut self.input, &self.screen, listening, glance).await
+        step(&mut self.terminal, &mut self.input, &self.screen, listening, observe).await
     }
 
-    fn unclear_error(&self, why: &str) -> RunError {
-        let manifest = match self.rules.is_described() {
-            true => "none of the `idle` patterns of its manifest is on its screen",
-            false => "its manifest has no `idle` pattern under `[parse]` that says how that looks",
+    fn unclear_error(&self, reason: &str) -> RunError {
+        let hint = match self.rules.is_described() {
+            true => "its screen matches none of the `idle` patterns of its manifest",
+            false => "its manifest has no `idle` pattern under `[parse]` that describes its prompt",
         };
-        let message = format!("cannot tell when {} has finished: {why}, and {manifest}", self.program_name);
+        let message = format!("cannot tell when {} has finished: {reason}, and {hint}", self.program_name);
         RunError { stderr: self.last_lines(), ..RunError::new("agent_unclear", message) }
     }
 }
 
-/// Waits for something to happen at the terminal; true if the program has written something.
+/// Waits for the next input or output at the terminal. Returns true if the program has written something.
 async fn step(
     terminal: &mut PtyTerminal,
-    typed: &mut mpsc::Receiver<TerminalInput>,
-    view: &SharedScreen,
+    input: &mut mpsc::Receiver<TerminalInput>,
+    screen: &SharedScreen,
     listening: bool,
-    glance: impl FnMut(&TerminalScreen),
+    observe: impl FnMut(&TerminalScreen),
 ) -> Result<bool, PtyFailure> {
     tokio::select! {
         biased;
-        Some(typed) = typed.recv(), if terminal.can_type() => {
-            match typed {
+        Some(input) = input.recv(), if terminal.can_type() => {
+            match input {
                 TerminalInput::Keys(keys) => terminal.type_in(&keys),
                 TerminalInput::Resize(size) => {
-                    // A program that is not told keeps its own idea, and the screen has to be of the same.
+                    // If the program cannot be notified, it keeps the old size, and the screen has to match it.
                     if terminal.resize(size).is_ok() {
-                        view.lock_screen().resize(size);
-                        view.notify_viewers();
+                        screen.lock_screen().resize(size);
+                        screen.notify_viewers();
                     }
                 }
             }
@@ -339,26 +340,26 @@ async fn step(
         output = terminal.next_output(listening) => {
             let output = output.ok_or(PtyFailure::ProgramExited)?;
             let replies = {
-                let mut screen = view.lock_screen();
-                screen.feed(&output, glance);
+                let mut screen = screen.lock_screen();
+                screen.feed(&output, observe);
                 screen.take_replies()
             };
             terminal.type_in(&replies);
-            view.notify_viewers();
+            screen.notify_viewers();
             Ok(true)
         }
     }
 }
 
-/// Waits for something to be done; for ever if nothing is.
-async fn wait_for_optional<T>(doing: &mut Option<BoxFuture<'_, T>>) -> T {
-    match doing {
-        Some(doing) => doing.await,
+/// Waits for a future; for ever if there is none.
+async fn wait_for_optional<T>(future: &mut Option<BoxFuture<'_, T>>) -> T {
+    match future {
+        Some(future) => future.await,
         None => std::future::pending().await,
     }
 }
 
-/// Waits for the answer to a question; for ever if there is none.
+/// Waits for the answer to a question; for ever if none is open.
 async fn wait_for_answer(
     asking: &mut Option<PtyPendingAsk<'_>>,
 ) -> Result<(PtyQuestion, Option<AskAnswer>), LinkClosed> {
@@ -370,10 +371,10 @@ async fn wait_for_answer(
 
 async fn emit_all(
     turn: &DriverTurn<'_>,
-    said: impl IntoIterator<Item = TurnUpdate>,
+    updates: impl IntoIterator<Item = TurnUpdate>,
 ) -> Result<(), LinkClosed> {
-    for what in said {
-        turn.emit(what).await?;
+    for update in updates {
+        turn.emit(update).await?;
     }
     Ok(())
 }

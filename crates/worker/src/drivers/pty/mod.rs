@@ -1,12 +1,12 @@
-//! The driver for any program that wants a terminal: one program, from its start to its end. It types prompts as a
-//! person would and reads the screen as a person would; what the screen means stands in the program's manifest, or is
-//! learnt from it where that says nothing. What cannot be told is an error, and never a guess.
+//! The driver for any program that needs a terminal. It types prompts and reads the screen as a person would. What the
+//! screen means is in the program's manifest, or is learnt from the screen if the manifest says nothing. If the state
+//! of the program is unclear, the turn fails with an error: the driver never guesses.
 //!
 //! Layout, in reading order:
-//! - `talk`: the start, turns and the time between them, in one loop each; `round`: what is known of one turn.
-//! - `rules`: what a screen means; `prompt_line`: the line in which a program waits, learnt.
-//! - `transcript`, `teller`: from the screen to the lines of a turn, and from those to what is said.
-//! - `keys`: what is typed; `screen`: what is shown; `view`: the same for people who look on.
+//! - `conversation`: the start, the turns and the time between them, one loop each; `turn`: the state of one turn.
+//! - `screen_rules`: what a screen means; `prompt_line`: the program's prompt, learnt from its screen.
+//! - `transcript`, `output_decoder`: from the screen to the lines of a turn, and from those to updates.
+//! - `keys`: what is typed; `screen`: the terminal emulator; `shared_screen`: the same for people who watch.
 //! - `terminal`: bytes.
 
 mod conversation;
@@ -39,19 +39,18 @@ use crate::agent_kind::own_program;
 use crate::terminal_window::TerminalWindow;
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// How long a program whose terminal hung up may take to leave by itself.
+/// How long a program whose terminal hung up may take to exit by itself.
 const LEAVE_GRACE: Duration = Duration::from_secs(1);
-/// What programs take the terminal for: what is shown of it can be drawn on nearly all of them.
+/// The terminal type that programs see. What they draw for it works on nearly all terminals.
 const TERM: &str = "xterm-256color";
 
-/// One live program.
 pub(crate) struct PtyAgent {
     process: AgentProcess,
     conversation: PtyConversation,
 }
 
 impl PtyAgent {
-    /// Starts the program in a terminal of its own, which the window shows from then on, and waits until it takes a
+    /// Starts the program in a terminal of its own, which the window shows from then on, and waits until it accepts a
     /// prompt, within the limit.
     pub(crate) async fn start(
         spec: &AgentSpec,
@@ -62,25 +61,25 @@ impl PtyAgent {
     ) -> Result<Self, RunError> {
         let rules = ScreenRules::from_manifest(manifest)?;
         let size = TerminalSize::clamped(manifest.pty.cols, manifest.pty.rows);
-        let fresh = NewTerminal::open(size).map_err(|cause| {
-            RunError::new("agent_failed_to_start", format!("no terminal could be opened: {cause}"))
+        let new_terminal = NewTerminal::open(size).map_err(|cause| {
+            RunError::new("agent_failed_to_start", format!("failed to open a terminal: {cause}"))
         })?;
         let program = AgentProgram::from_manifest(manifest, spec);
         let name =
             program.argv.first().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
-        let started = AgentProcess::start(&keeper, spec, in_terminal(program, &fresh.path));
-        let late = || {
+        let started = AgentProcess::start(&keeper, spec, in_terminal(program, &new_terminal.path));
+        let not_ready = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
-        let until = tokio::time::Instant::now() + limit;
-        let (process, _, _) = tokio::time::timeout_at(until, started).await.map_err(|_| late())??;
-        let (view, typed) = SharedScreen::new(size);
-        window.show_screen(&view);
-        let terminal = fresh.into_terminal(process.exited());
-        let talk = PtyConversation {
+        let deadline = tokio::time::Instant::now() + limit;
+        let (process, _, _) = tokio::time::timeout_at(deadline, started).await.map_err(|_| not_ready())??;
+        let (screen, input) = SharedScreen::new(size);
+        window.show_screen(&screen);
+        let terminal = new_terminal.into_terminal(process.exited());
+        let conversation = PtyConversation {
             terminal,
-            screen: view,
-            input: typed,
+            screen,
+            input,
             rules,
             pty: manifest.pty.clone(),
             program_name: name,
@@ -88,12 +87,12 @@ impl PtyAgent {
             keeper,
             helpers: manifest.turn.helpers.clone(),
         };
-        let mut agent = Self { process, conversation: talk };
-        match tokio::time::timeout_at(until, agent.conversation.wait_until_ready()).await {
+        let mut agent = Self { process, conversation };
+        match tokio::time::timeout_at(deadline, agent.conversation.wait_until_ready()).await {
             Ok(Ok(())) => Ok(agent),
             Ok(Err(PtyFailure::ProgramExited)) => Err(agent.exit_error("before it was ready").await),
             Ok(Err(PtyFailure::Unclear(error))) => Err(error),
-            Err(_) => Err(RunError { stderr: agent.conversation.last_lines(), ..late() }),
+            Err(_) => Err(RunError { stderr: agent.conversation.last_lines(), ..not_ready() }),
         }
     }
 
@@ -102,8 +101,7 @@ impl PtyAgent {
         self.conversation.pty.queued_input_supported
     }
 
-    /// One turn. If it is dropped, the program is in an unknown state and must be ended; so it must be if it cannot be
-    /// told what it does.
+    /// Runs one turn. If the future is dropped, or if the state of the program is unclear, the program must be ended.
     pub(crate) async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
@@ -118,21 +116,21 @@ impl PtyAgent {
         })
     }
 
-    /// The time between turns. Comes back when the program has ended; nothing is lost if the wait is given up.
+    /// Runs between turns. Resolves when the program has exited; dropping the wait loses nothing.
     pub(crate) async fn idle(&mut self) -> RunError {
         self.conversation.idle().await;
         self.exit_error("between two turns").await
     }
 
-    /// Ends it as a closed window would: its terminal hangs up. The rest is the keeper's.
+    /// Ends the program as closing its window would: the terminal hangs up. If it stays, the keeper ends it.
     pub(crate) async fn stop(self) {
         let exited = self.process.exited();
         drop(self);
-        // The keeper makes it go.
+        // The keeper ends a program that stays.
         let _left = tokio::time::timeout(LEAVE_GRACE, exited).await;
     }
 
-    /// Why it is gone, with what its screen last showed.
+    /// Explains why the program is gone, with the last lines of its screen if stderr is empty.
     async fn exit_error(&mut self, when: &str) -> RunError {
         let error = self.process.exit_error(when).await;
         match error.stderr.is_empty() {
@@ -148,7 +146,7 @@ impl Drop for PtyAgent {
     }
 }
 
-/// The program behind the step that makes a terminal its own.
+/// Wraps the program in `qd __tty`, which gives it its terminal.
 fn in_terminal(program: AgentProgram, terminal: &str) -> AgentProgram {
     let AgentProgram { argv, process_name: _, mut env } = program;
     env.entry("TERM".to_owned()).or_insert_with(|| TERM.to_owned());

@@ -1,22 +1,22 @@
-//! From the lines of a turn to what is said of it: text, and tool calls where the manifest shows how those look. Pieces
-//! of text are made so that together they are the answer, without a break at its end.
+//! Turns the lines of a turn into updates: text, and tool calls if the manifest has patterns for them. The pieces of
+//! text joined together are the answer, without newlines at its end.
 
 use qd_protocol::link::TurnUpdate;
 use serde_json::{Value, json};
 
 use super::screen_rules::{ScreenLineKind, ScreenRules};
 
-/// What was said of one turn so far.
+/// The state of one turn's output.
 #[derive(Debug, Default)]
 pub(super) struct PtyOutputDecoder {
-    /// Whether there is any text.
+    /// Whether any text has been emitted.
     has_text: bool,
-    /// Breaks that are owed before the next words.
+    /// Newlines to emit before the next text.
     pending_breaks: usize,
-    /// Tool calls so far.
+    /// The number of tool calls so far.
     call_count: u32,
     open_call: Option<PtyToolCall>,
-    /// The first line that means failure.
+    /// The first line that matches an error pattern.
     error: Option<String>,
 }
 
@@ -28,31 +28,30 @@ struct PtyToolCall {
 }
 
 impl PtyOutputDecoder {
-    /// What these lines say.
     pub(super) fn decode_lines(&mut self, lines: Vec<String>, rules: &ScreenRules) -> Vec<TurnUpdate> {
-        let mut said = Vec::new();
+        let mut updates = Vec::new();
         for line in lines {
             if self.error.is_none() && rules.is_error_line(&line) {
                 self.error = Some(line.trim().to_owned());
             }
             match rules.line_kind(&line) {
-                ScreenLineKind::ToolStart(name) => self.start_call(name, &line, &mut said),
-                ScreenLineKind::ToolEnd if self.open_call.is_some() => self.end_call(&mut said),
-                _ => self.push_line(line, rules, &mut said),
+                ScreenLineKind::ToolStart(name) => self.start_call(name, &line, &mut updates),
+                ScreenLineKind::ToolEnd if self.open_call.is_some() => self.end_call(&mut updates),
+                _ => self.push_line(line, rules, &mut updates),
             }
         }
-        said
+        updates
     }
 
-    /// The turn is over; gives the line that means that it failed.
-    pub(super) fn finish(mut self, said: &mut Vec<TurnUpdate>) -> Option<String> {
-        self.end_call(said);
+    /// Ends the turn; returns the line that means that it failed.
+    pub(super) fn finish(mut self, updates: &mut Vec<TurnUpdate>) -> Option<String> {
+        self.end_call(updates);
         self.error
     }
 
-    fn push_line(&mut self, line: String, rules: &ScreenRules, said: &mut Vec<TurnUpdate>) {
+    fn push_line(&mut self, line: String, rules: &ScreenRules, updates: &mut Vec<TurnUpdate>) {
         if let Some(call) = self.open_call.as_ref().filter(|_| rules.has_tool_end_patterns()) {
-            said.push(TurnUpdate::ToolOutput { call_id: call.id.clone(), text: format!("{line}\n") });
+            updates.push(TurnUpdate::ToolOutput { call_id: call.id.clone(), text: format!("{line}\n") });
             return;
         }
         if line.trim().is_empty() {
@@ -63,27 +62,27 @@ impl PtyOutputDecoder {
         text.push_str(&line);
         self.pending_breaks = 1;
         self.has_text = true;
-        // Neighbours are one piece.
-        match said.last_mut() {
-            Some(TurnUpdate::Text { text: before }) => before.push_str(&text),
-            _ => said.push(TurnUpdate::Text { text }),
+        // Adjacent lines become one piece.
+        match updates.last_mut() {
+            Some(TurnUpdate::Text { text: previous }) => previous.push_str(&text),
+            _ => updates.push(TurnUpdate::Text { text }),
         }
     }
 
-    fn start_call(&mut self, name: String, line: &str, said: &mut Vec<TurnUpdate>) {
-        self.end_call(said);
+    fn start_call(&mut self, name: String, line: &str, updates: &mut Vec<TurnUpdate>) {
+        self.end_call(updates);
         self.call_count += 1;
         let id = format!("call-{}", self.call_count);
         let input = json!({ "line": line.trim() });
-        said.push(TurnUpdate::ToolStarted { call_id: id.clone(), name: name.clone(), input });
+        updates.push(TurnUpdate::ToolStarted { call_id: id.clone(), name: name.clone(), input });
         self.open_call = Some(PtyToolCall { id, name });
     }
 
-    fn end_call(&mut self, said: &mut Vec<TurnUpdate>) {
+    fn end_call(&mut self, updates: &mut Vec<TurnUpdate>) {
         if let Some(PtyToolCall { id, name }) = self.open_call.take() {
-            // What it gave was said line by line, and whether it failed cannot be seen.
+            // Its output was emitted line by line, and whether it failed cannot be seen.
             let output = Value::Null;
-            said.push(TurnUpdate::ToolFinished { call_id: id, name, output, is_error: false });
+            updates.push(TurnUpdate::ToolFinished { call_id: id, name, output, is_error: false });
         }
     }
 }
@@ -99,22 +98,22 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_answer_without_breaks_at_its_ends() {
+    fn the_pieces_make_up_the_answer_without_newlines_at_its_ends() {
         let rules = ScreenRules::from_manifest(&Manifest::default()).unwrap();
-        let mut teller = PtyOutputDecoder::default();
+        let mut decoder = PtyOutputDecoder::default();
         let mut text = String::new();
         for piece in [to_strings(&["", "a"]), to_strings(&["", "", "b", "c"]), to_strings(&["", ""])] {
-            for said in teller.decode_lines(piece, &rules) {
-                let TurnUpdate::Text { text: more } = said else { panic!("{said:?}") };
+            for update in decoder.decode_lines(piece, &rules) {
+                let TurnUpdate::Text { text: more } = update else { panic!("{update:?}") };
                 text.push_str(&more);
             }
         }
         assert_eq!(text, "a\n\n\nb\nc");
-        assert_eq!(teller.finish(&mut Vec::new()), None);
+        assert_eq!(decoder.finish(&mut Vec::new()), None);
     }
 
     #[test]
-    fn tools_and_failures_are_told_as_the_manifest_shows_them() {
+    fn tool_calls_and_failures_are_found_by_the_manifests_patterns() {
         let parse = OutputPatterns {
             tool_call_start: to_strings(&[r"^● (\w+)\("]),
             tool_call_end: to_strings(&["^  ⎿ done"]),
@@ -122,15 +121,15 @@ mod tests {
             ..OutputPatterns::default()
         };
         let rules = ScreenRules::from_manifest(&Manifest { parse, ..Manifest::default() }).unwrap();
-        let mut teller = PtyOutputDecoder::default();
-        let mut said = teller
+        let mut decoder = PtyOutputDecoder::default();
+        let mut updates = decoder
             .decode_lines(to_strings(&["first", "● Bash(ls)", "a.rs", "  ⎿ done", "API Error: 500"]), &rules);
-        let error = teller.finish(&mut said);
+        let error = decoder.finish(&mut updates);
         assert_eq!(error.as_deref(), Some("API Error: 500"));
         let id = || "call-1".to_owned();
         let text = |text: &str| TurnUpdate::Text { text: text.to_owned() };
         assert_eq!(
-            said,
+            updates,
             [
                 text("first"),
                 TurnUpdate::ToolStarted {

@@ -1,44 +1,42 @@
-//! The line in which a program waits for its next command, learnt from its screen when nobody has described it: a
-//! shell's `$ `, an interpreter's `>>> `. What is learnt has to look like such a line, and is found again only where it
-//! stands before the cursor: rather is it not found than found where it is not.
+//! A program's prompt, such as a shell's `$ ` or an interpreter's `>>> `, learnt from its screen if no manifest
+//! describes it. Only text that looks like a prompt is learnt, and it is found again only right before the cursor:
+//! missing a prompt is better than finding one that is not there.
 
-/// What such a line ends in, before a space and the cursor.
+/// The characters that a prompt ends in, before a space and the cursor.
 const PROMPT_MARKS: &str = "$#%>:❯»›➜λ";
 
-/// A learnt line.
+/// A learnt prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PromptLine {
     text: String,
-    /// What stands around the folder in it, if it seems to name one.
+    /// The text before and after the folder in the prompt, if it seems to contain one.
     around_folder: Option<(String, String)>,
 }
 
-/// How well what stands before the cursor is the learnt line.
+/// How well the text before the cursor matches the learnt prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PromptLineMatch {
-    /// It is.
     Whole,
-    /// It ends in it, after so many bytes of something else: words without a line's end, perhaps.
+    /// It ends in the prompt, after this many bytes of something else, such as output without a newline.
     Suffix(usize),
-    /// It is not.
     Different,
 }
 
 impl PromptLine {
-    /// Learns the line from what stands before the cursor, if that looks like one.
+    /// Learns the prompt from the text before the cursor, if that looks like one.
     pub(super) fn learn(before_cursor: &str) -> Option<Self> {
         let line = before_cursor.trim_end();
         let mark = line.chars().next_back()?;
         let in_brackets = mark == ')' && line.trim_start().starts_with('(');
-        let counts = mark == '%' && line.chars().rev().nth(1).is_some_and(|c| c.is_ascii_digit());
-        let looks_like_one = (PROMPT_MARKS.contains(mark) && !counts) || in_brackets;
-        if line.len() == before_cursor.len() || !looks_like_one {
+        let is_percentage = mark == '%' && line.chars().rev().nth(1).is_some_and(|c| c.is_ascii_digit());
+        let looks_like_prompt = (PROMPT_MARKS.contains(mark) && !is_percentage) || in_brackets;
+        if line.len() == before_cursor.len() || !looks_like_prompt {
             return None;
         }
         Some(Self { text: before_cursor.to_owned(), around_folder: split_around_folder(before_cursor) })
     }
 
-    /// Compares it with what stands before the cursor. Numbers in it may count on, and its folder may be another.
+    /// Compares the prompt with the text before the cursor. Numbers in it may count up, and its folder may differ.
     pub(super) fn match_line(&self, before_cursor: &str) -> PromptLineMatch {
         if without_numbers(before_cursor) == without_numbers(&self.text)
             || self.differs_only_in_folder(before_cursor)
@@ -51,7 +49,6 @@ impl PromptLine {
         }
     }
 
-    /// The line as it was learnt.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
@@ -64,15 +61,15 @@ impl PromptLine {
     }
 }
 
-/// What stands before and after the folder that a line seems to name. There has to be something before it: a line that
-/// is all folder could be anything.
+/// The text before and after the folder in a prompt. There has to be text before the folder: a line that is all folder
+/// could be anything.
 fn split_around_folder(line: &str) -> Option<(String, String)> {
     let begin = line.find(['~', '/'])?;
     let end = line.trim_end().char_indices().next_back()?.0;
     let (head, tail) = (line.get(..begin)?, line.get(end..)?);
     let folder = line.get(begin..end)?;
-    let is_one = !head.trim().is_empty() && !folder.contains(char::is_whitespace);
-    is_one.then(|| (head.to_owned(), tail.to_owned()))
+    let is_folder = !head.trim().is_empty() && !folder.contains(char::is_whitespace);
+    is_folder.then(|| (head.to_owned(), tail.to_owned()))
 }
 
 fn without_numbers(line: &str) -> String {
@@ -96,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_shells_and_interpreters_are_learnt_and_other_words_are_not() {
+    fn prompts_of_shells_and_interpreters_are_learnt_and_other_text_is_not() {
         for line in
             ["$ ", "bash-5.2$ ", "root@h:/tmp# ", ">>> ", "sqlite> ", "In [1]: ", "(gdb) ", "zsh% ", "~/x ❯ "]
         {
@@ -108,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_again_when_it_counts_on_or_names_another_folder() {
+    fn a_prompt_is_found_again_when_it_counts_up_or_its_folder_changes() {
         assert_eq!(match_learnt("In [1]: ", "In [12]: "), PromptLineMatch::Whole);
         assert_eq!(match_learnt("ann@host:~/shop$ ", "ann@host:/tmp$ "), PromptLineMatch::Whole);
         assert_eq!(match_learnt("ann@host:~$ ", "ann@host:~/a/b$ "), PromptLineMatch::Whole);
@@ -116,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_similar_is_not_the_line() {
+    fn similar_text_is_not_the_prompt() {
         for (learnt, line) in [
             ("bash-5.2$ ", "bash-5.2$ ls"),
             ("bash-5.2$ ", "bash-5.2# "),
@@ -132,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn words_without_a_lines_end_may_stand_before_it() {
+    fn output_without_a_newline_may_precede_the_prompt() {
         assert_eq!(match_learnt("bash-5.2$ ", "hibash-5.2$ "), PromptLineMatch::Suffix(2));
     }
 }

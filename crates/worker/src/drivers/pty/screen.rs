@@ -1,20 +1,19 @@
-//! What a terminal shows. It is fed all that the program writes, answers what programs ask their terminal and wait for,
-//! and counts the lines that leave at the top, so that each line has a number for good. It decides nothing.
+//! A terminal's screen. It is fed all output of the program, answers the queries that programs send to their terminal,
+//! and counts the rows that scroll off at the top, so that each row has a permanent number. It decides nothing.
 
 use std::fmt::Write as _;
 use std::num::NonZeroU16;
 
 use vt100::capture::{BasicFormattedCaptureState, RowContents, basic_formatted_to_plain};
 
-/// Answers that may wait; a program that asks for more than it reads gets none.
+/// The most bytes of query replies that may wait. A program that asks more than it reads gets no further replies.
 const REPLIES_MAX: usize = 16 << 10;
-/// Lines that may have left the screen since they were last taken; the oldest are dropped on top of that. One piece of
-/// output has never as many.
+/// The most scrolled-off rows kept until they are taken; beyond that the oldest are dropped. One chunk of output never
+/// has this many.
 const SCROLLED_MAX: usize = 64 << 10;
-/// The largest terminal, either way: its memory is ours.
+/// The largest width and height of a terminal, which bounds its memory.
 const SIDE_MAX: u16 = 1000;
 
-/// How large a terminal is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TerminalSize {
     pub(crate) cols: NonZeroU16,
@@ -22,19 +21,19 @@ pub(crate) struct TerminalSize {
 }
 
 impl TerminalSize {
-    /// The nearest that can be.
+    /// The nearest size within the limits.
     pub(crate) fn clamped(cols: u16, rows: u16) -> Self {
-        let side = |wanted: u16| NonZeroU16::new(wanted.min(SIDE_MAX)).unwrap_or(NonZeroU16::MIN);
+        let side = |value: u16| NonZeroU16::new(value.min(SIDE_MAX)).unwrap_or(NonZeroU16::MIN);
         Self { cols: side(cols), rows: side(rows) }
     }
 }
 
-/// One row of the screen, or one that has left it.
+/// One row on the screen, or one that has scrolled off.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ScreenRow {
-    /// Without the spaces at its end, unless the line goes on.
+    /// The text without trailing spaces, unless the line continues.
     pub(crate) text: String,
-    /// Whether the line goes on in the next row.
+    /// Whether the line continues in the next row.
     pub(crate) wrapped: bool,
 }
 
@@ -45,121 +44,118 @@ impl ScreenRow {
     }
 }
 
-/// A screen.
 pub(crate) struct TerminalScreen {
     parser: vt100::Parser<ScreenCallbacks>,
-    /// The number of the first row: how many have left before it.
+    /// The number of the top row: how many rows have scrolled off before it.
     first_row: u64,
 }
 
-/// What the screen cannot do itself.
+/// Handles what the emulator does not: query replies and scrolled-off rows.
 #[derive(Default)]
 struct ScreenCallbacks {
     replies: Vec<u8>,
     scrolled_rows: Vec<ScreenRow>,
-    /// How many have left, also those that are dropped.
+    /// The number of rows that have scrolled off, including dropped ones.
     scrolled_count: u64,
 }
 
 impl TerminalScreen {
-    /// An empty one.
     pub(crate) fn new(TerminalSize { cols, rows }: TerminalSize) -> Self {
-        // Nothing is kept of what leaves the screen: it is taken at once.
+        // No scrollback: rows that scroll off are taken by the callback at once.
         let parser = vt100::Parser::new_with_callbacks(rows, cols, 0, ScreenCallbacks::default());
         Self { parser, first_row: 0 }
     }
 
-    /// Shows what was written. `look` sees the screen wherever a line ends or something is done to the screen as a
-    /// whole: between two looks there is no more than a piece of a line.
-    pub(crate) fn feed(&mut self, output: &[u8], mut look: impl FnMut(&Self)) {
+    /// Feeds output to the screen. `observe` sees the screen at the end of every line and after every escape sequence,
+    /// so at most a piece of a line lies between two calls.
+    pub(crate) fn feed(&mut self, output: &[u8], mut observe: impl FnMut(&Self)) {
         let mut rest = output;
         while !rest.is_empty() {
-            let (piece, after) = rest.split_at(first_piece_len(rest));
+            let (piece, next) = rest.split_at(first_piece_len(rest));
             self.parser.process(piece);
             self.first_row += std::mem::take(&mut self.parser.callbacks_mut().scrolled_count);
-            look(self);
-            rest = after;
+            observe(self);
+            rest = next;
         }
     }
 
-    /// What the program asked its terminal, answered.
+    /// Takes the replies to the program's terminal queries.
     pub(crate) fn take_replies(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.parser.callbacks_mut().replies)
     }
 
-    /// The rows that have left since they were last taken, each with its number.
+    /// Takes the rows that have scrolled off since the last call, each with its number.
     pub(crate) fn take_scrolled_rows(&mut self) -> Vec<(u64, ScreenRow)> {
-        let gone = std::mem::take(&mut self.parser.callbacks_mut().scrolled_rows);
-        let first = self.first_row - gone.len() as u64;
-        (first..).zip(gone).collect()
+        let rows = std::mem::take(&mut self.parser.callbacks_mut().scrolled_rows);
+        let first = self.first_row - rows.len() as u64;
+        (first..).zip(rows).collect()
     }
 
-    /// Makes it larger or smaller. A screen that grows does so at its bottom: what has left at the top has been taken.
+    /// Changes the size. A screen that grows does so at the bottom, because rows that scrolled off have been taken.
     pub(crate) fn resize(&mut self, TerminalSize { cols, rows }: TerminalSize) {
         let (height, _) = self.parser.screen().size();
         self.parser.screen_mut().clear_scrollback();
         self.parser.set_size(rows, cols);
         self.first_row += std::mem::take(&mut self.parser.callbacks_mut().scrolled_count);
         if self.emulator().alternate_screen() {
-            // Behind it the other one has grown at the top, by as many rows as have left it.
+            // The primary screen behind it has grown at the top, by as many rows as had scrolled off.
             self.first_row -= u64::from(rows.get().saturating_sub(height.get())).min(self.first_row);
         }
     }
 
-    /// The screen itself.
+    /// The terminal emulator's own screen.
     pub(crate) fn emulator(&self) -> &vt100::Screen {
         self.parser.screen()
     }
 
-    /// All rows, from the top.
     pub(crate) fn rows(&self) -> Vec<ScreenRow> {
         (0..self.height()).map(|row| self.row(row)).collect()
     }
 
-    /// One row; an empty one if there is none.
+    /// One row; empty if it does not exist.
     pub(crate) fn row(&self, row: u16) -> ScreenRow {
         ScreenRow::new(self.text_before(row, u16::MAX), self.emulator().row_wrapped(row))
     }
 
-    /// The row that the cursor stands in, up to the cursor.
+    /// The text of the cursor's row, up to the cursor.
     pub(crate) fn before_cursor(&self) -> String {
         let (row, col) = self.emulator().cursor_position();
         self.text_before(row, col)
     }
 
-    /// The number of the row that the cursor stands in.
+    /// The number of the cursor's row.
     pub(crate) fn cursor_row(&self) -> u64 {
         self.first_row + u64::from(self.emulator().cursor_position().0)
     }
 
-    /// The number of the first row.
+    /// The number of the top row.
     pub(crate) fn first_row(&self) -> u64 {
         self.first_row
     }
 
-    /// How many rows there are.
     pub(crate) fn height(&self) -> u16 {
         self.emulator().size().0.get()
     }
 
-    /// Whether it is drawn as a whole, and not written line by line: then the cursor's place means nothing.
+    /// Whether the program draws the screen as a whole instead of writing line by line. Then the cursor position means
+    /// nothing.
     pub(crate) fn is_drawn(&self) -> bool {
-        let shown = self.emulator();
-        let (cursor, _) = shown.cursor_position();
-        let stands_below = || (cursor + 1..self.height()).any(|row| !self.is_row_empty(row));
-        shown.alternate_screen() || shown.hide_cursor() || stands_below()
+        let emulator = self.emulator();
+        let (cursor, _) = emulator.cursor_position();
+        let has_rows_below = || (cursor + 1..self.height()).any(|row| !self.is_row_empty(row));
+        emulator.alternate_screen() || emulator.hide_cursor() || has_rows_below()
     }
 
-    /// Whether it is empty with the cursor at its top, as after it was cleared.
+    /// Whether the screen is empty with the cursor at the top, as after a clear.
     pub(crate) fn is_cleared(&self) -> bool {
         self.emulator().cursor_position() == (0, 0) && (0..self.height()).all(|row| self.is_row_empty(row))
     }
 
-    /// The last lines that are not empty, for whoever asks what happened.
-    pub(crate) fn last_lines(&self, most: usize) -> Vec<String> {
+    /// The last lines that are not empty, to explain a failure.
+    pub(crate) fn last_lines(&self, max: usize) -> Vec<String> {
         let mut lines: Vec<String> =
             self.rows().into_iter().map(|row| row.text).filter(|text| !text.trim().is_empty()).collect();
-        lines.drain(..lines.len().saturating_sub(most));
+        lines.drain(..lines.len().saturating_sub(max));
         lines
     }
 
@@ -169,10 +165,10 @@ impl TerminalScreen {
     }
 
     fn text_before(&self, row: u16, col: u16) -> String {
-        let shown = self.emulator();
+        let emulator = self.emulator();
         let mut text = String::new();
-        for col in 0..shown.size().1.get().min(col) {
-            match shown.cell(row, col) {
+        for col in 0..emulator.size().1.get().min(col) {
+            match emulator.cell(row, col) {
                 Some(cell) if cell.is_wide_continuation() => {}
                 Some(cell) if cell.has_contents() => text.push_str(cell.contents()),
                 _ => text.push(' '),
@@ -182,7 +178,7 @@ impl TerminalScreen {
     }
 }
 
-/// The length of the first piece of output: up to the end of a line, or a command to the terminal by itself.
+/// The length of the first piece of output: up to the end of a line, or one escape sequence.
 fn first_piece_len(output: &[u8]) -> usize {
     let until = |from: usize, ends: fn(u8) -> bool| {
         output.iter().skip(from).position(|byte| ends(*byte)).map(|at| at + from)
@@ -196,9 +192,9 @@ fn first_piece_len(output: &[u8]) -> usize {
 }
 
 impl ScreenCallbacks {
-    fn queue_reply(&mut self, words: std::fmt::Arguments<'_>) {
+    fn queue_reply(&mut self, reply: std::fmt::Arguments<'_>) {
         if self.replies.len() < REPLIES_MAX {
-            self.replies.extend_from_slice(words.to_string().as_bytes());
+            self.replies.extend_from_slice(reply.to_string().as_bytes());
         }
     }
 }
@@ -214,26 +210,26 @@ impl vt100::Callbacks for ScreenCallbacks {
     ) {
         let param = params.first().and_then(|param| param.first()).copied().unwrap_or_default();
         let ((rows, cols), (row, col)) = (screen.size(), screen.cursor_position());
-        // A cursor that is about to leave its row is still in it.
+        // A cursor past the last column is still in its row.
         let (row, col) = (row + 1, (col + 1).min(cols.get()));
         match (first, second, command, param) {
-            // Are you there, and where is the cursor?
+            // Status report, and cursor position.
             (None, None, 'n', 5) => self.queue_reply(format_args!("\x1b[0n")),
             (None, None, 'n', 6) => self.queue_reply(format_args!("\x1b[{row};{col}R")),
             (Some(b'?'), None, 'n', 6) => self.queue_reply(format_args!("\x1b[?{row};{col}R")),
-            // What are you? A VT220 with colours, which is what most say.
+            // Device attributes: a VT220 with colours, as most terminals report.
             (None, None, 'c', 0) => self.queue_reply(format_args!("\x1b[?62;22c")),
             (Some(b'>'), None, 'c', 0) => self.queue_reply(format_args!("\x1b[>1;10;0c")),
-            // Do you know this mode? We say of none that we do.
+            // Mode queries: every mode is reported as not recognised.
             (Some(b'?'), Some(b'$'), 'p', mode) => self.queue_reply(format_args!("\x1b[?{mode};0$y")),
-            // How large are you, in characters?
+            // The size in characters.
             (None, None, 't', 18) => self.queue_reply(format_args!("\x1b[8;{rows};{cols}t")),
             _ => {}
         }
     }
 
     fn unhandled_osc(&mut self, _: &mut vt100::Screen, params: &[&[u8]]) {
-        // Which colours do you have? White on black, so that a program that cares finds a dark background.
+        // Colour queries: white on black, so that a program that cares finds a dark background.
         match params {
             [b"10", b"?"] => self.queue_reply(format_args!("\x1b]10;rgb:ffff/ffff/ffff\x1b\\")),
             [b"11", b"?"] => self.queue_reply(format_args!("\x1b]11;rgb:0000/0000/0000\x1b\\")),
@@ -245,11 +241,12 @@ impl vt100::Callbacks for ScreenCallbacks {
         if alternate_screen {
             return;
         }
-        let (mut text, mut again) = (String::new(), String::new());
+        let (mut text, mut second_copy) = (String::new(), String::new());
         let mut state = BasicFormattedCaptureState::new();
-        // Writing to a string cannot fail. The second time there is a break before it, unless the row goes on.
+        // Writing to a string cannot fail. The row is written twice: the second copy begins with a newline unless the
+        // row continues.
         let _written = contents.write_formatted_basic(&mut text, &mut state);
-        let _written = contents.write_formatted_basic(&mut again, &mut state);
+        let _written = contents.write_formatted_basic(&mut second_copy, &mut state);
         let mut plain = String::new();
         for piece in basic_formatted_to_plain(&text) {
             let _written = plain.write_str(piece);
@@ -257,7 +254,7 @@ impl vt100::Callbacks for ScreenCallbacks {
         if self.scrolled_rows.len() >= SCROLLED_MAX {
             self.scrolled_rows.drain(..SCROLLED_MAX / 2);
         }
-        self.scrolled_rows.push(ScreenRow::new(plain, !again.starts_with('\n')));
+        self.scrolled_rows.push(ScreenRow::new(plain, !second_copy.starts_with('\n')));
         self.scrolled_count += 1;
     }
 }
@@ -276,9 +273,9 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_ask_their_terminal_and_wait_for_is_answered() {
+    fn terminal_queries_of_programs_are_answered() {
         let mut screen = new_screen(80, 24);
-        for (asked, answer) in [
+        for (query, answer) in [
             ("ab\r\n12345\x1b[6n", "\x1b[2;6R"),
             ("\x1b[5n", "\x1b[0n"),
             ("\x1b[c", "\x1b[?62;22c"),
@@ -290,8 +287,8 @@ mod tests {
             ("\x1b]10;?\x1b\\", "\x1b]10;rgb:ffff/ffff/ffff\x1b\\"),
             ("\x1b[?25h plain \x1b[1mbold\x1b[m", ""),
         ] {
-            screen.feed(asked.as_bytes(), |_| {});
-            assert_eq!(String::from_utf8(screen.take_replies()).unwrap(), answer, "{asked:?}");
+            screen.feed(query.as_bytes(), |_| {});
+            assert_eq!(String::from_utf8(screen.take_replies()).unwrap(), answer, "{query:?}");
         }
         for _ in 0..100_000 {
             screen.feed(b"\x1b[6n", |_| {});
@@ -300,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_keep_their_numbers_when_they_leave_and_when_the_screen_grows() {
+    fn rows_keep_their_numbers_when_they_scroll_off_and_when_the_screen_grows() {
         let mut screen = new_screen(4, 2);
         feed_and_read(&mut screen, "a\r\nbbbbbb\r\nc");
         let row = |text: &str, wrapped| ScreenRow { text: text.to_owned(), wrapped };
@@ -317,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_line_by_line_is_told_from_what_is_drawn() {
+    fn line_output_is_distinguished_from_a_drawn_screen() {
         let mut screen = new_screen(20, 5);
         feed_and_read(&mut screen, "one\r\ntwo\r\n$ ");
         assert!(!screen.is_drawn());
@@ -331,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn every_end_of_a_line_and_every_command_is_looked_at() {
+    fn the_screen_is_observed_after_every_line_and_escape_sequence() {
         let mut screen = new_screen(20, 5);
         let mut seen = Vec::new();
         screen.feed(b"$ ls\r\nx\r\n\x1b[1m$ \x1b[m", |screen| seen.push(screen.before_cursor()));

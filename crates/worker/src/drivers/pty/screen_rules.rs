@@ -1,5 +1,5 @@
-//! What a program's screen means, by the patterns of its manifest, and by what is learnt of it where those say nothing.
-//! It looks at a screen and judges; it waits for nothing and types nothing.
+//! What a program's screen means, by the patterns of its manifest, or by its learnt prompt if the manifest has none.
+//! The rules only judge a screen; they do not wait or type.
 
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::{Manifest, OutputPatterns};
@@ -8,15 +8,15 @@ use regex::Regex;
 use super::prompt_line::{PromptLine, PromptLineMatch};
 use super::screen::TerminalScreen;
 
-/// The answers of one question that are looked for.
+/// The most options of one question.
 const OPTIONS_MAX: usize = 32;
 
-/// The patterns of one program.
+/// The patterns of one program, and its learnt prompt.
 #[derive(Debug)]
 pub(super) struct ScreenRules {
     ready: Option<Regex>,
     idle: Vec<Regex>,
-    /// Whether somebody has said what an idle one looks like. If not, the patterns are only a guess.
+    /// Whether the manifest describes the idle screen. If not, the `idle` patterns are only defaults.
     is_described: bool,
     learnt_prompt: Option<PromptLine>,
     busy: Vec<Regex>,
@@ -27,43 +27,41 @@ pub(super) struct ScreenRules {
     tool_end: Vec<Regex>,
 }
 
-/// That a program waits for a prompt.
+/// The program is at its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IdleMatch {
     /// Whether nothing else could look like this.
     pub(super) sure: bool,
-    /// Bytes that stand before its line in the same row.
+    /// The number of bytes before the prompt in the same row.
     pub(super) bytes_before: usize,
 }
 
-/// Something that a program asks in the middle of a turn.
+/// A question that a program asks in the middle of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PtyQuestion {
-    /// The number of its row.
     pub(super) row: u64,
     pub(super) text: String,
     pub(super) answer_form: PtyAnswerForm,
 }
 
-/// What an answer to it is.
+/// The kind of answer that a question takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PtyAnswerForm {
     YesOrNo,
-    /// One of these, each with what is typed for it; anything if there are none.
+    /// One of these options, each with the key to type for it; any text if there are none.
     OneOf(Vec<(String, String)>),
 }
 
-/// What one line of an answer is.
+/// The meaning of one line of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ScreenLineKind {
     Text,
-    /// The beginning of a tool call, by the tool's name.
+    /// The beginning of a call of this tool.
     ToolStart(String),
     ToolEnd,
 }
 
 impl ScreenRules {
-    /// As a manifest says.
     pub(super) fn from_manifest(manifest: &Manifest) -> Result<Self, RunError> {
         let OutputPatterns {
             idle,
@@ -91,8 +89,7 @@ impl ScreenRules {
         })
     }
 
-    /// Whether the program may be ready, as far as its manifest says how that looks. To be asked while the screen is
-    /// still.
+    /// Whether the program may be ready, as far as the manifest describes that. Called while the screen is unchanged.
     pub(super) fn may_be_ready(&self, screen: &TerminalScreen) -> bool {
         match &self.ready {
             Some(ready) => screen.rows().iter().any(|row| ready.is_match(&row.text)),
@@ -100,8 +97,8 @@ impl ScreenRules {
         }
     }
 
-    /// Whether it can be told when the program waits for a prompt: somebody has said so, or it can be learnt from a
-    /// screen on which it does.
+    /// Whether it is known how the program's prompt looks: the manifest describes it, or it can be learnt from this
+    /// screen.
     pub(super) fn learn_prompt(&mut self, screen: &TerminalScreen) -> bool {
         if !self.is_described && self.learnt_prompt.is_none() {
             self.learnt_prompt = PromptLine::learn(&screen.before_cursor());
@@ -110,12 +107,12 @@ impl ScreenRules {
         self.is_described || self.learnt_prompt.is_some()
     }
 
-    /// Whether somebody has said what an idle one looks like.
+    /// Whether the manifest describes the idle screen.
     pub(super) fn is_described(&self) -> bool {
         self.is_described
     }
 
-    /// Whether the program waits for a prompt.
+    /// Whether the program is at its prompt.
     pub(super) fn idle_match(&self, screen: &TerminalScreen) -> Option<IdleMatch> {
         if self.is_busy(screen) {
             return None;
@@ -123,7 +120,7 @@ impl ScreenRules {
         if let Some(learnt) = &self.learnt_prompt {
             return match learnt.match_line(&screen.before_cursor()) {
                 PromptLineMatch::Whole => Some(IdleMatch { sure: true, bytes_before: 0 }),
-                PromptLineMatch::Suffix(after) => Some(IdleMatch { sure: false, bytes_before: after }),
+                PromptLineMatch::Suffix(bytes_before) => Some(IdleMatch { sure: false, bytes_before }),
                 PromptLineMatch::Different => None,
             };
         }
@@ -131,7 +128,7 @@ impl ScreenRules {
         let found = match screen.is_drawn() {
             true => self.is_idle_at_cursor(screen) || screen.rows().iter().any(|row| is_idle(&row.text)),
             false => {
-                // Some leave the cursor below what they have drawn.
+                // Some programs leave the cursor below what they have drawn.
                 let last = || screen.last_lines(1).pop().unwrap_or_default();
                 self.is_idle_at_cursor(screen)
                     || (screen.before_cursor().trim().is_empty() && is_idle(&last()))
@@ -140,11 +137,11 @@ impl ScreenRules {
         found.then_some(IdleMatch { sure: true, bytes_before: 0 })
     }
 
-    /// Whether the cursor has left the line in which the program waits, as far as a glance at that row tells. Of a screen
-    /// that is drawn it tells nothing.
+    /// Whether the cursor has left the prompt, judged by the cursor's row alone. Always false for a screen that is
+    /// drawn as a whole.
     pub(super) fn has_left_prompt(&self, screen: &TerminalScreen) -> bool {
-        let shown = screen.emulator();
-        if shown.alternate_screen() || shown.hide_cursor() {
+        let emulator = screen.emulator();
+        if emulator.alternate_screen() || emulator.hide_cursor() {
             return false;
         }
         match &self.learnt_prompt {
@@ -153,31 +150,31 @@ impl ScreenRules {
         }
     }
 
-    /// Whether the cursor's row is one in which the program waits, with or without the spaces before the cursor.
+    /// Whether the cursor's row matches an `idle` pattern, with or without the spaces before the cursor.
     fn is_idle_at_cursor(&self, screen: &TerminalScreen) -> bool {
         let row = screen.row(screen.emulator().cursor_position().0).text;
         let before = screen.before_cursor();
         self.idle.iter().any(|idle| idle.is_match(&row) || idle.is_match(&before))
     }
 
-    /// Whether the screen shows what is only there while the program works.
+    /// Whether the screen matches a `busy` pattern, which it does only while the program works.
     pub(super) fn is_busy(&self, screen: &TerminalScreen) -> bool {
         let is_busy = |text: &str| self.busy.iter().any(|busy| busy.is_match(text));
         !self.busy.is_empty() && screen.rows().iter().any(|row| is_busy(&row.text))
     }
 
-    /// Whether the program shows that it works.
+    /// Whether the manifest has `busy` patterns.
     pub(super) fn has_busy_patterns(&self) -> bool {
         !self.busy.is_empty()
     }
 
-    /// Whether a line is one that the program shows while it waits or works, and no part of an answer.
+    /// Whether a line belongs to the idle or busy display of the program and is not part of an answer.
     pub(super) fn is_decoration(&self, line: &str) -> bool {
         let by_pattern = self.idle.iter().chain(&self.busy).any(|pattern| pattern.is_match(line));
         by_pattern || !line.chars().any(char::is_alphanumeric)
     }
 
-    /// The line in which it waits, if that was learnt.
+    /// The learnt prompt, if there is one.
     pub(super) fn prompt_line(&self) -> Option<&str> {
         self.learnt_prompt.as_ref().map(PromptLine::text)
     }
@@ -187,13 +184,13 @@ impl ScreenRules {
         let asks = |patterns: &[Regex], text: &str| patterns.iter().any(|pattern| pattern.is_match(text));
         let at = rows.iter().rposition(|(_, text)| asks(&self.yes_no, text) || asks(&self.options, text))?;
         let (row, text) = rows[at].clone();
-        let takes = match asks(&self.yes_no, &text) {
+        let answer_form = match asks(&self.yes_no, &text) {
             true => PtyAnswerForm::YesOrNo,
             false => {
                 PtyAnswerForm::OneOf(numbered_options(rows[at + 1..].iter().map(|(_, text)| text.as_str())))
             }
         };
-        Some(PtyQuestion { row, text: text.trim().to_owned(), answer_form: takes })
+        Some(PtyQuestion { row, text: text.trim().to_owned(), answer_form })
     }
 
     /// Whether a line means that the turn failed.
@@ -201,7 +198,6 @@ impl ScreenRules {
         self.errors.iter().any(|error| error.is_match(line))
     }
 
-    /// What a line of the answer is.
     pub(super) fn line_kind(&self, line: &str) -> ScreenLineKind {
         if let Some(found) = self.tool_start.iter().find_map(|start| start.captures(line)) {
             let name = found.get(1).or_else(|| found.get(0)).map_or(line, |name| name.as_str());
@@ -213,7 +209,7 @@ impl ScreenRules {
         }
     }
 
-    /// Whether it can be seen where a tool call ends.
+    /// Whether the manifest has patterns for the end of a tool call.
     pub(super) fn has_tool_end_patterns(&self) -> bool {
         !self.tool_end.is_empty()
     }
@@ -227,24 +223,24 @@ fn compile_pattern(text: &str) -> Result<Regex, RunError> {
     Regex::new(text).map_err(|error| {
         RunError::new(
             "agent_failed_to_start",
-            format!("the manifest's pattern `{text}` cannot be used: {error}"),
+            format!("the manifest's pattern `{text}` is not a valid regular expression: {error}"),
         )
     })
 }
 
-/// The numbered lines below a question, each with its number. What stands between them is passed over.
+/// The numbered lines below a question, each with its number. Other lines in between are skipped.
 fn numbered_options<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<(String, String)> {
     let numbered = lines.filter_map(|line| {
         let line = line.trim_start_matches(|c: char| !c.is_alphanumeric());
-        let (number, words) = line.split_once(['.', ')'])?;
+        let (number, label) = line.split_once(['.', ')'])?;
         let is_number = !number.is_empty() && number.len() <= 2 && number.bytes().all(|b| b.is_ascii_digit());
-        let words = words.trim_matches(|c: char| c.is_whitespace() || is_box_drawing(c));
-        (is_number && !words.is_empty()).then(|| (words.to_owned(), number.to_owned()))
+        let label = label.trim_matches(|c: char| c.is_whitespace() || is_box_drawing(c));
+        (is_number && !label.is_empty()).then(|| (label.to_owned(), number.to_owned()))
     });
     numbered.take(OPTIONS_MAX).collect()
 }
 
-/// Whether a character draws the sides of a box.
+/// Whether a character is a box-drawing character.
 pub(super) fn is_box_drawing(c: char) -> bool {
     ('\u{2500}'..='\u{257f}').contains(&c)
 }
@@ -269,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_described_is_known_by_the_line_at_its_cursor() {
+    fn a_program_without_a_manifest_is_recognised_by_its_prompt() {
         let mut rules = compile_rules(OutputPatterns::default());
         let shell = screen_of("welcome\r\nbash-5.2$ ");
         assert!(rules.may_be_ready(&shell) && !rules.is_described());
@@ -284,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_with_no_such_line_cannot_be_told_and_one_with_the_usual_line_can() {
+    fn a_program_without_a_prompt_is_not_recognised_but_the_default_pattern_is() {
         assert!(!compile_rules(OutputPatterns::default()).learn_prompt(&screen_of("")));
         assert!(!compile_rules(OutputPatterns::default()).learn_prompt(&screen_of("a banner\r\n")));
         let mut usual = compile_rules(OutputPatterns::default());
@@ -294,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_counts_at_the_cursor_of_lines_and_anywhere_on_what_is_drawn() {
+    fn an_idle_pattern_counts_at_the_cursor_or_anywhere_on_a_drawn_screen() {
         let rules = compile_rules(OutputPatterns {
             idle: to_strings(&["^> $|^>$"]),
             busy: to_strings(&["to interrupt"]),
@@ -322,8 +318,8 @@ mod tests {
         let which = rules
             .find_question(&rows(&["Which one?", " ❯ 1. Yes, do │", "   2) No", "Esc to cancel"]))
             .unwrap();
-        let one = |words: &str, key: &str| (words.to_owned(), key.to_owned());
-        assert_eq!(which.answer_form, PtyAnswerForm::OneOf(vec![one("Yes, do", "1"), one("No", "2")]));
+        let option = |label: &str, key: &str| (label.to_owned(), key.to_owned());
+        assert_eq!(which.answer_form, PtyAnswerForm::OneOf(vec![option("Yes, do", "1"), option("No", "2")]));
         assert_eq!(rules.find_question(&rows(&["nothing"])), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Our end of a terminal: what is typed into it and what the program writes to it, as bytes. It knows their bounds and
-//! nothing of what they mean; there is no task behind it, so whoever waits for output also drives what is to be typed.
+//! Our end of a terminal: keystrokes to the program and output from it, as bytes. This module knows the size limits and
+//! nothing about what the bytes mean. There is no task behind it: waiting for output also types the queued keystrokes.
 
 use std::ffi::CString;
 use std::future::pending;
@@ -17,25 +17,25 @@ use tokio::io::unix::AsyncFd;
 use super::screen::TerminalSize;
 use crate::drivers::line_transport::ExitFuture;
 
-/// What may wait to be typed before the program is no longer listened to: one that asks its terminal must also read.
+/// The most bytes that may wait to be typed before the program is no longer read: a program that queries its terminal
+/// must also read.
 const WAITING_MAX: usize = 1 << 20;
-/// How much is read at once: what the kernel has of a terminal is never more.
+/// The most bytes read at a time. The kernel never buffers more for a terminal.
 const READ_SIZE: usize = 16 << 10;
-/// Silence after which a dead program's terminal is over, even if a process that it left behind holds it open.
+/// Silence after which a dead program's terminal counts as closed, even if a leftover process holds it open.
 const DRAIN_SILENCE: Duration = Duration::from_millis(200);
-/// What is still read of a dead program's terminal.
+/// The most bytes still read from a dead program's terminal.
 const DRAIN_MAX: usize = 1 << 20;
 
-/// A terminal that nobody has opened yet.
+/// A terminal that no program has opened yet.
 #[derive(Debug)]
 pub(super) struct NewTerminal {
     master: AsyncFd<OwnedFd>,
-    /// The path of the other end, which a program opens.
+    /// The path of the other end, which the program opens.
     pub(super) path: String,
 }
 
 impl NewTerminal {
-    /// Opens one of this size.
     pub(super) fn open(size: TerminalSize) -> io::Result<Self> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&master)?;
@@ -43,94 +43,92 @@ impl NewTerminal {
         let path = ptsname(&master, Vec::new()).map(CString::into_string)?.map_err(io::Error::other)?;
         set_window_size(&master, size)?;
         rustix::io::ioctl_fionbio(&master, true)?;
-        // Not as a pipe, which would be safe to say: of those tokio takes a short read for the last, and a terminal gives
-        // no more than a page at once.
+        // Not registered as a pipe, although that would be a safe call: tokio takes a short read of a pipe to mean that
+        // it is empty, and a terminal returns no more than a page at a time.
         #[expect(
             unsafe_code,
             reason = "no safe call waits for a descriptor that is neither a pipe nor a socket"
         )]
-        // SAFETY: the descriptor is owned by the value that waits for it, open until that is dropped, and never replaced.
+        // SAFETY: the `AsyncFd` owns the descriptor, which stays open until it is dropped and is never replaced.
         let master = unsafe { AsyncFd::register(master) }?;
         Ok(Self { master, path })
     }
 
-    /// The terminal of a program that was started in it; `exited` tells when that is dead.
+    /// The terminal of a program that was started in it. `exited` resolves when the program has exited.
     pub(super) fn into_terminal(self, exited: ExitFuture) -> PtyTerminal {
         PtyTerminal { master: self.master, untyped: BytesMut::new(), broken: false, exited, drain_left: None }
     }
 }
 
-/// A terminal with a program in it.
 pub(super) struct PtyTerminal {
     master: AsyncFd<OwnedFd>,
-    /// What is to be typed.
     untyped: BytesMut,
-    /// Nothing can be typed any more. That the program is over is learned from what it writes.
+    /// Typing has failed. The program's end is noticed on its output.
     broken: bool,
     exited: ExitFuture,
-    /// How much may still be read, once the program is dead.
+    /// How many bytes may still be read, once the program has exited.
     drain_left: Option<usize>,
 }
 
 impl PtyTerminal {
-    /// Types something, when somebody waits for output.
+    /// Queues keystrokes, which are typed while [`Self::next_output`] waits.
     pub(super) fn type_in(&mut self, keys: &[u8]) {
         if !self.broken {
             self.untyped.extend_from_slice(keys);
         }
     }
 
-    /// What the program writes next, or `None` when there will be nothing. Types what waits to be typed meanwhile, and
-    /// does only that if not `listening`. Nothing is lost if the wait is given up.
+    /// The program's next output, or `None` at the end. Types queued keystrokes meanwhile, and only that if not
+    /// `listening`. Dropping the wait loses nothing.
     pub(super) async fn next_output(&mut self, listening: bool) -> Option<Vec<u8>> {
         let listening = listening && self.can_type();
-        let Self { master, untyped: waiting, broken, exited, drain_left: left } = self;
+        let Self { master, untyped, broken, exited, drain_left } = self;
         loop {
             tokio::select! {
                 biased;
-                written = write_keys(master, waiting) => match written {
-                    Ok(count) => waiting.advance(count),
+                written = write_keys(master, untyped) => match written {
+                    Ok(count) => untyped.advance(count),
                     Err(_) => {
                         *broken = true;
-                        waiting.clear();
+                        untyped.clear();
                     }
                 },
                 read = read_output(master), if listening => {
-                    // A terminal that breaks is over like one that ends: the kernel tells the second as an error.
+                    // A read error ends the terminal as well: the kernel reports a hang-up as an error.
                     let output = read.unwrap_or_default();
-                    *left = left.map(|left| left.saturating_sub(output.len()));
-                    return (!output.is_empty() && *left != Some(0)).then_some(output);
+                    *drain_left = drain_left.map(|drain_left| drain_left.saturating_sub(output.len()));
+                    return (!output.is_empty() && *drain_left != Some(0)).then_some(output);
                 }
-                () = &mut *exited, if listening && left.is_none() => *left = Some(DRAIN_MAX),
-                () = tokio::time::sleep(DRAIN_SILENCE), if listening && left.is_some() => return None,
+                () = &mut *exited, if listening && drain_left.is_none() => *drain_left = Some(DRAIN_MAX),
+                () = tokio::time::sleep(DRAIN_SILENCE), if listening && drain_left.is_some() => return None,
             }
         }
     }
 
-    /// Whether more can be taken to be typed.
+    /// Whether more keystrokes can be queued.
     pub(super) fn can_type(&self) -> bool {
         self.untyped.len() < WAITING_MAX
     }
 
-    /// Gives it another size, and tells the program.
+    /// Changes the size, and notifies the program.
     pub(super) fn resize(&self, size: TerminalSize) -> io::Result<()> {
         set_window_size(self.master.get_ref(), size)
     }
 
-    /// The group of processes that the keys go to.
+    /// The process group that receives the keystrokes.
     pub(super) fn foreground(&self) -> Option<Pid> {
         tcgetpgrp(self.master.get_ref()).ok()
     }
 }
 
-/// Types some of what waits; for ever if nothing does.
-async fn write_keys(master: &AsyncFd<OwnedFd>, waiting: &BytesMut) -> io::Result<usize> {
-    if waiting.is_empty() {
+/// Types some of the queued bytes; waits for ever if there are none.
+async fn write_keys(master: &AsyncFd<OwnedFd>, untyped: &BytesMut) -> io::Result<usize> {
+    if untyped.is_empty() {
         return pending().await;
     }
     loop {
         let mut ready = master.writable().await?;
-        if let Ok(written) = ready.try_io(|master| Ok(rustix::io::write(master, waiting)?)) {
+        if let Ok(written) = ready.try_io(|master| Ok(rustix::io::write(master, untyped)?)) {
             return written;
         }
     }

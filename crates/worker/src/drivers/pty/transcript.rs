@@ -1,41 +1,39 @@
-//! What a program has said in one turn, from its screen: every line once, without the prompt that was typed and without
-//! the line in which it waits for the next.
+//! The output of one turn, read from the screen: every line once, without the typed prompt and without the program's
+//! own prompt.
 //!
-//! There are two kinds of programs. One writes line by line, as a shell does: a line is told when the cursor has left
-//! it, and what is changed of it later is not told. The other draws its screen as a whole: of that is told what leaves
-//! the screen at its top, and at the end of the turn what the screen shows then and did not show before.
+//! There are two kinds of programs. Some write line by line, as a shell does: a line is taken when the cursor has left
+//! it, and later changes to it are ignored. Others draw their screen as a whole: rows are taken when they scroll off,
+//! and at the end of the turn the rows that the screen did not show before.
 
 use std::collections::VecDeque;
 
 use super::screen::{ScreenRow, TerminalScreen};
 use super::screen_rules::{ScreenRules, is_box_drawing};
 
-/// Typed lines that are remembered to be known again; nobody looks at the echo of more.
+/// The most typed lines that are remembered to recognise their echo. Nobody looks at the echo of more.
 const TYPED_MAX: usize = 1000;
-/// The longest line; what is longer is told in pieces.
+/// The longest line, in bytes. A longer line is split.
 const LINE_MAX: usize = 256 << 10;
 
-/// The lines of one turn.
 #[derive(Debug)]
 pub(super) struct ScreenTranscript {
-    /// The row in which it began, by its number.
+    /// The number of the row in which the turn began.
     start_row: u64,
-    /// The next row to be told.
+    /// The number of the next row to take.
     next_row: u64,
-    /// A line whose end has not come.
+    /// A line whose end has not come yet.
     partial: String,
-    /// What stood before the cursor when the first line was typed, until that line has come by.
+    /// The text before the cursor when the first line was typed, until that line has been echoed.
     before_cursor: Option<String>,
-    /// What was typed and has not come by.
+    /// Typed lines whose echo has not come yet.
     awaited_echoes: VecDeque<String>,
-    /// All that was typed.
     all_typed: Vec<String>,
-    /// What the screen showed before and has not left, if it is drawn.
+    /// For a drawn screen: the rows it showed before the turn that have not scrolled off.
     drawn_before: Option<VecDeque<String>>,
 }
 
 impl ScreenTranscript {
-    /// Begins with the screen as it is before anything is typed.
+    /// Begins the turn. `screen` is as it was before anything is typed.
     pub(super) fn begin(screen: &mut TerminalScreen) -> Self {
         screen.take_scrolled_rows();
         let is_drawn = screen.is_drawn();
@@ -51,7 +49,7 @@ impl ScreenTranscript {
         }
     }
 
-    /// These lines are typed.
+    /// Adds lines that are typed, so that their echo is recognised.
     pub(super) fn add_typed<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
         let lines = lines.map(|line| line.trim_end().to_owned());
         let lines: Vec<String> = lines.take(TYPED_MAX.saturating_sub(self.all_typed.len())).collect();
@@ -59,7 +57,7 @@ impl ScreenTranscript {
         self.awaited_echoes.extend(lines);
     }
 
-    /// The screen was cleared: what it shows from now on is new.
+    /// Starts over after the screen was cleared: everything it shows from now on is new.
     pub(super) fn restart_after_clear(&mut self, screen: &TerminalScreen) {
         if self.drawn_before.is_none() && !screen.emulator().alternate_screen() {
             self.start_row = screen.first_row();
@@ -69,52 +67,52 @@ impl ScreenTranscript {
         }
     }
 
-    /// What has come since.
+    /// Takes the lines that have come since the last call.
     pub(super) fn take_lines(&mut self, screen: &mut TerminalScreen, rules: &ScreenRules) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut lines = Vec::new();
         for (number, row) in screen.take_scrolled_rows() {
-            self.push_scrolled_row(number, row, rules, &mut told);
+            self.push_scrolled_row(number, row, rules, &mut lines);
         }
         if self.drawn_before.is_none() && !screen.is_drawn() {
-            self.advance(screen, screen.cursor_row(), rules, &mut told);
+            self.advance(screen, screen.cursor_row(), rules, &mut lines);
         }
-        told
+        lines
     }
 
-    /// The rest of it, with the screen as it is at the end. If the program waits in the cursor's row, that is after so
-    /// many bytes of something else.
+    /// Takes the remaining lines at the end of the turn. If the program is at its prompt in the cursor's row, `idle_at`
+    /// is the number of bytes before the prompt.
     pub(super) fn finish(
         mut self,
         screen: &mut TerminalScreen,
-        waits: Option<usize>,
+        idle_at: Option<usize>,
         rules: &ScreenRules,
     ) -> Vec<String> {
-        let mut told = self.take_lines(screen, rules);
+        let mut lines = self.take_lines(screen, rules);
         if let Some(before) = self.drawn_before.take() {
             let now: Vec<String> = screen.rows().into_iter().map(|row| row.text).collect();
-            told.extend(
+            lines.extend(
                 added_lines(&Vec::from(before), &now)
                     .into_iter()
                     .filter_map(|line| self.strip_frame(line, rules)),
             );
-            return told;
+            return lines;
         }
         let end = screen.first_row() + u64::from(screen.height());
-        match waits {
-            // It may have drawn something, and a line may be left that nobody knows.
-            Some(after) if !screen.is_drawn() => {
-                self.advance(screen, screen.cursor_row(), rules, &mut told);
-                self.partial.push_str(screen.before_cursor().get(..after).unwrap_or_default());
+        match idle_at {
+            // The program may have drawn something, and a line without an end may be left.
+            Some(bytes_before) if !screen.is_drawn() => {
+                self.advance(screen, screen.cursor_row(), rules, &mut lines);
+                self.partial.push_str(screen.before_cursor().get(..bytes_before).unwrap_or_default());
             }
-            _ => self.advance(screen, end, rules, &mut told),
+            _ => self.advance(screen, end, rules, &mut lines),
         }
         if !self.partial.is_empty() {
-            self.end_line(rules, &mut told);
+            self.end_line(rules, &mut lines);
         }
-        told
+        lines
     }
 
-    /// The rows of a screen that are of this turn, each with its number.
+    /// The rows on the screen that belong to this turn, each with its number.
     pub(super) fn turn_rows(&self, screen: &TerminalScreen) -> Vec<(u64, String)> {
         let rows = (screen.first_row()..).zip(screen.rows().into_iter().map(|row| row.text));
         match &self.drawn_before {
@@ -125,46 +123,46 @@ impl ScreenTranscript {
         }
     }
 
-    /// A row has left the screen, and so is final.
+    /// Takes a row that has scrolled off and is final.
     fn push_scrolled_row(
         &mut self,
         number: u64,
         row: ScreenRow,
         rules: &ScreenRules,
-        told: &mut Vec<String>,
+        lines: &mut Vec<String>,
     ) {
         if let Some(before) = &mut self.drawn_before {
             let was_there = before.pop_front().is_some_and(|text| text == row.text);
             if !was_there && let Some(line) = self.strip_frame(row.text, rules) {
-                told.push(line);
+                lines.push(line);
             }
         } else if number >= self.next_row {
-            self.push_row(row, rules, told);
+            self.push_row(row, rules, lines);
             self.next_row = number + 1;
         }
     }
 
-    /// Tells the rows up to this one.
-    fn advance(&mut self, screen: &TerminalScreen, until: u64, rules: &ScreenRules, told: &mut Vec<String>) {
+    /// Takes the rows before `until`.
+    fn advance(&mut self, screen: &TerminalScreen, until: u64, rules: &ScreenRules, lines: &mut Vec<String>) {
         let first = screen.first_row();
         for number in self.next_row.max(first)..until {
             let Ok(row) = u16::try_from(number - first) else { break };
-            self.push_row(screen.row(row), rules, told);
+            self.push_row(screen.row(row), rules, lines);
         }
         self.next_row = self.next_row.max(until);
     }
 
-    fn push_row(&mut self, row: ScreenRow, rules: &ScreenRules, told: &mut Vec<String>) {
+    fn push_row(&mut self, row: ScreenRow, rules: &ScreenRules, lines: &mut Vec<String>) {
         self.partial.push_str(&row.text);
         if !row.wrapped || self.partial.len() > LINE_MAX {
-            self.end_line(rules, told);
+            self.end_line(rules, lines);
         }
     }
 
-    fn end_line(&mut self, rules: &ScreenRules, told: &mut Vec<String>) {
+    fn end_line(&mut self, rules: &ScreenRules, lines: &mut Vec<String>) {
         let mut line = std::mem::take(&mut self.partial);
         if let Some(before) = self.before_cursor.take() {
-            // What stood there before is no part of the turn.
+            // The text before the cursor is not part of the turn.
             let rest = line.strip_prefix(before.trim_end()).map(|rest| rest.trim_start().to_owned());
             line = rest.unwrap_or(line);
             if line.is_empty() {
@@ -172,43 +170,43 @@ impl ScreenTranscript {
             }
         }
         if !self.is_echo(&line, rules) {
-            told.push(line);
+            lines.push(line);
         }
     }
 
-    /// Whether a line is one that was typed, as the terminal shows it: after the line in which the program waits, or
-    /// alone.
+    /// Whether a line is the echo of a typed line: after the program's prompt, or alone.
     fn is_echo(&mut self, line: &str, rules: &ScreenRules) -> bool {
         let shown = line.trim_end();
-        let is_it = |typed: &String| match typed.is_empty() {
+        let is_echo_of = |typed: &String| match typed.is_empty() {
             true => !shown.chars().any(char::is_alphanumeric),
             false => shown
                 .strip_suffix(typed.as_str())
                 .is_some_and(|head| head.is_empty() || looks_like_prompt(head)),
         };
-        // Of an empty line there may be nothing to see.
-        let places = self
+        // An empty typed line may leave nothing to see.
+        let candidates = self
             .awaited_echoes
             .iter()
             .position(|typed| !typed.is_empty())
             .map_or(self.awaited_echoes.len(), |at| at + 1);
-        if let Some(at) = self.awaited_echoes.iter().take(places).position(is_it) {
+        if let Some(at) = self.awaited_echoes.iter().take(candidates).position(is_echo_of) {
             self.awaited_echoes.drain(..=at);
             return true;
         }
-        // What is typed ahead is shown once by the terminal and once by the program.
+        // Input that is typed ahead is echoed once by the terminal and once by the program.
         let after_prompt = rules.prompt_line().and_then(|prompt| shown.strip_prefix(prompt));
         after_prompt.is_some_and(|rest| rest.is_empty() || self.all_typed.iter().any(|typed| typed == rest))
     }
 
-    /// Whether a row is a part of what was typed, as the terminal shows it.
+    /// Whether a row shows a part of what was typed.
     fn was_typed(&self, row: &str) -> bool {
         let row = row.trim();
-        let shows = |typed: &&String| row.ends_with(typed.as_str()) || typed.contains(row);
-        !row.is_empty() && self.all_typed.iter().filter(|typed| !typed.is_empty()).any(|typed| shows(&typed))
+        let is_shown = |typed: &&String| row.ends_with(typed.as_str()) || typed.contains(row);
+        !row.is_empty()
+            && self.all_typed.iter().filter(|typed| !typed.is_empty()).any(|typed| is_shown(&typed))
     }
 
-    /// A line of a drawn screen without the box around it; `None` if it is no part of an answer.
+    /// A line of a drawn screen without the box around it; `None` if it is not part of an answer.
     fn strip_frame(&mut self, line: String, rules: &ScreenRules) -> Option<String> {
         let text = line.trim_end_matches(|c: char| c.is_whitespace() || is_box_drawing(c));
         let text = text.trim_start_matches(is_box_drawing);
@@ -220,37 +218,36 @@ impl ScreenTranscript {
     }
 }
 
-/// Whether what stands before a typed line looks as if a program had waited there.
+/// Whether the text before a typed line looks like a prompt.
 fn looks_like_prompt(head: &str) -> bool {
     head.ends_with(' ') && head.trim_end().chars().next_back().is_some_and(|mark| !mark.is_alphanumeric())
 }
 
-/// The lines that one list has and the other had not, in order: what is left of it without the longest list that is
-/// part of both.
+/// The lines of `now` that `before` does not have, in order: `now` without the longest common subsequence of both.
 fn added_lines(before: &[String], now: &[String]) -> Vec<String> {
     let width = now.len() + 1;
-    // The length of the longest common list of what follows each pair of places.
+    // The length of the longest common subsequence of the rests that begin at each pair of positions.
     let mut common = vec![0u32; (before.len() + 1) * width];
-    for (b, was) in before.iter().enumerate().rev() {
-        for (n, is) in now.iter().enumerate().rev() {
-            common[b * width + n] = match was == is {
+    for (b, old_line) in before.iter().enumerate().rev() {
+        for (n, new_line) in now.iter().enumerate().rev() {
+            common[b * width + n] = match old_line == new_line {
                 true => common[(b + 1) * width + n + 1] + 1,
                 false => common[(b + 1) * width + n].max(common[b * width + n + 1]),
             };
         }
     }
-    let (mut b, mut n, mut new) = (0, 0, Vec::new());
+    let (mut b, mut n, mut added) = (0, 0, Vec::new());
     while n < now.len() {
         if b < before.len() && before[b] == now[n] {
             (b, n) = (b + 1, n + 1);
         } else if b < before.len() && common[(b + 1) * width + n] >= common[b * width + n + 1] {
             b += 1;
         } else {
-            new.push(now[n].clone());
+            added.push(now[n].clone());
             n += 1;
         }
     }
-    new
+    added
 }
 
 #[cfg(test)]
@@ -260,14 +257,14 @@ mod tests {
     use super::*;
     use crate::drivers::pty::screen::TerminalSize;
 
-    /// One turn over recorded output: what was on the screen before, what was typed, what came in pieces, and where the
-    /// program waits at the end.
+    /// Runs one turn over recorded output: what the screen showed before, what was typed, the output in pieces, and
+    /// where the program waits at the end.
     fn transcribe_turn(
         parse: OutputPatterns,
         before: &str,
         typed: &str,
         pieces: &[&str],
-        waits: Option<usize>,
+        idle_at: Option<usize>,
     ) -> Vec<Vec<String>> {
         let mut rules = ScreenRules::from_manifest(&Manifest { parse, ..Manifest::default() }).unwrap();
         let mut screen = TerminalScreen::new(TerminalSize::clamped(20, 4));
@@ -275,43 +272,43 @@ mod tests {
         rules.learn_prompt(&screen);
         let mut transcript = ScreenTranscript::begin(&mut screen);
         transcript.add_typed(typed.lines());
-        let mut told = Vec::new();
+        let mut lines = Vec::new();
         for piece in pieces {
             screen.feed(piece.as_bytes(), |screen| {
                 if screen.is_cleared() {
                     transcript.restart_after_clear(screen);
                 }
             });
-            told.push(transcript.take_lines(&mut screen, &rules));
+            lines.push(transcript.take_lines(&mut screen, &rules));
         }
-        told.push(transcript.finish(&mut screen, waits, &rules));
-        told
+        lines.push(transcript.finish(&mut screen, idle_at, &rules));
+        lines
     }
 
-    fn transcribe_shell(typed: &str, pieces: &[&str], waits: Option<usize>) -> Vec<String> {
-        transcribe_turn(OutputPatterns::default(), "hello\r\nsh-5.2$ ", typed, pieces, waits).concat()
+    fn transcribe_shell(typed: &str, pieces: &[&str], idle_at: Option<usize>) -> Vec<String> {
+        transcribe_turn(OutputPatterns::default(), "hello\r\nsh-5.2$ ", typed, pieces, idle_at).concat()
     }
 
     #[test]
-    fn the_lines_of_a_shell_are_told_as_they_come_without_echo_and_prompt() {
-        let told = transcribe_turn(
+    fn the_lines_of_a_shell_are_taken_as_they_come_without_echo_and_prompt() {
+        let lines = transcribe_turn(
             OutputPatterns::default(),
             "sh-5.2$ ",
             "seq 2",
             &["seq 2\r\n", "1\r\n2", "\r\n", "sh-5.2$ "],
             Some(0),
         );
-        assert_eq!(told, [vec![], vec!["1"], vec!["2"], vec![], vec![]]);
+        assert_eq!(lines, [vec![], vec!["1"], vec!["2"], vec![], vec![]]);
     }
 
     #[test]
-    fn what_scrolls_away_and_what_is_longer_than_a_row_is_told_whole() {
+    fn scrolled_off_rows_and_long_lines_are_taken_whole() {
         let output: String = (0..9).map(|n| format!("line {n}\r\n")).collect();
         let long = "y".repeat(50);
-        let told = transcribe_shell("go", &["go\r\n", &output, &long, "\r\nsh-5.2$ "], Some(0));
+        let lines = transcribe_shell("go", &["go\r\n", &output, &long, "\r\nsh-5.2$ "], Some(0));
         let mut wanted: Vec<String> = (0..9).map(|n| format!("line {n}")).collect();
         wanted.push(long);
-        assert_eq!(told, wanted);
+        assert_eq!(lines, wanted);
     }
 
     #[test]
@@ -319,55 +316,55 @@ mod tests {
         let long = format!("echo {}", "z".repeat(30));
         let echoed = format!("{}\r\n", long);
         assert_eq!(transcribe_shell(&long, &[&echoed, "zz\r\nsh-5.2$ "], Some(0)), ["zz"]);
-        let told = transcribe_shell("a=1\necho $a", &["a=1\r\nsh-5.2$ echo $a\r\n1\r\nsh-5.2$ "], Some(0));
-        assert_eq!(told, ["1"]);
+        let lines = transcribe_shell("a=1\necho $a", &["a=1\r\nsh-5.2$ echo $a\r\n1\r\nsh-5.2$ "], Some(0));
+        assert_eq!(lines, ["1"]);
         let ahead = &["sleep 1\r\necho a\r\n", "sh-5.2$ echo a\r\na\r\nsh-5.2$ "];
         assert_eq!(transcribe_shell("sleep 1\necho a", ahead, Some(0)), ["a"], "typed ahead");
     }
 
     #[test]
-    fn an_answer_that_is_the_prompt_again_is_told() {
+    fn an_answer_that_repeats_the_prompt_is_taken() {
         assert_eq!(transcribe_shell("x", &["x\r\nx\r\nsh-5.2$ "], Some(0)), ["x"]);
     }
 
     #[test]
-    fn words_before_the_next_prompt_and_the_last_words_of_a_program_that_ends_are_told() {
+    fn output_right_before_the_prompt_or_before_an_exit_is_taken() {
         assert_eq!(transcribe_shell("printf hi", &["printf hi\r\nhish-5.2$ "], Some(2)), ["hi"]);
         assert_eq!(transcribe_shell("exit", &["exit\r\nbye"], None)[..1], ["bye"]);
     }
 
     #[test]
-    fn a_screen_that_is_cleared_begins_anew() {
-        let told =
+    fn a_cleared_screen_starts_the_transcript_over() {
+        let lines =
             transcribe_shell("clear; pwd", &["clear; pwd\r\n", "\x1b[H\x1b[2J", "/x\r\nsh-5.2$ "], Some(0));
-        assert_eq!(told, ["/x"]);
+        assert_eq!(lines, ["/x"]);
         let at_once = "clear; pwd\r\n\x1b[H\x1b[2J/x\r\nsh-5.2$ ";
         assert_eq!(transcribe_shell("clear; pwd", &[at_once], Some(0)), ["/x"]);
     }
 
     #[test]
-    fn of_a_full_screen_program_is_told_what_is_new_at_the_end() {
+    fn the_new_rows_of_a_full_screen_program_are_taken_at_the_end() {
         let parse = OutputPatterns { idle: vec!["^:".to_owned()], ..OutputPatterns::default() };
         let before = "\x1b[?1049h\x1b[Hone\r\ntwo\r\nthree\r\n:";
-        let told = transcribe_turn(
+        let lines = transcribe_turn(
             parse,
             before,
             "/f",
             &["\r/f", "\x1b[H\x1b[2Jthree\r\nfour\r\nfive\r\n:"],
             Some(0),
         );
-        assert_eq!(told, [vec![], vec![], vec!["four".to_owned(), "five".to_owned()]]);
+        assert_eq!(lines, [vec![], vec![], vec!["four".to_owned(), "five".to_owned()]]);
     }
 
     #[test]
-    fn of_a_program_that_draws_below_its_words_the_words_are_told_and_the_furniture_is_not() {
+    fn output_above_a_drawn_box_is_taken_without_the_decoration() {
         let parse = OutputPatterns {
             idle: vec!["^│ > +│$".to_owned()],
             busy: vec!["working".to_owned()],
             ..OutputPatterns::default()
         };
         let boxed = "│ >        │\r\n╰──────────╯\x1b[A\r\x1b[4C";
-        let told = transcribe_turn(
+        let lines = transcribe_turn(
             parse,
             &format!("welcome\r\n{boxed}"),
             "hi",
@@ -378,6 +375,6 @@ mod tests {
             ],
             Some(0),
         );
-        assert_eq!(told.concat(), ["● an answer", "  of two lines"]);
+        assert_eq!(lines.concat(), ["● an answer", "  of two lines"]);
     }
 }

@@ -1,5 +1,5 @@
-//! One turn at a terminal, without the terminal: what was typed, what has been seen since, and what that makes of the
-//! turn. It judges a screen that is still; the loop in `talk` waits, types and tells.
+//! The state of one turn at a terminal, without the terminal: what was typed, what has been seen since, and what that
+//! means for the turn. It judges a screen that has settled; the loop in `conversation` waits, types and sends updates.
 
 use std::time::Duration;
 
@@ -15,58 +15,58 @@ use super::screen_rules::{PtyAnswerForm, PtyQuestion, ScreenRules};
 use super::transcript::ScreenTranscript;
 use crate::turn::new_ask_id;
 
-/// How long a screen has to be still before it is judged. Programs write a screen in several pieces, and the last
-/// rarely comes so much later than the one before.
+/// How long a screen has to be unchanged before it is judged. Programs write a screen in several pieces, which rarely
+/// come this far apart.
 pub(super) const SETTLE_TIME: Duration = Duration::from_millis(150);
-/// The same where something else than the end of a turn could look like this.
+/// The same if the screen could mean something else than the end of a turn.
 const UNSURE_SETTLE_TIME: Duration = Duration::from_secs(2);
-/// How long a program that was interrupted may do nothing before it is interrupted again: it may have been about to
-/// start something, and have missed it.
+/// How long an interrupted program may go on before it is interrupted again: it may have been about to start something
+/// and have missed the interrupt.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(1500);
-/// How long a program may show nothing new, with no other program running in its terminal and nothing that says that it
-/// works, before nobody believes any more that its turn will end.
+/// How long a program may show nothing new, with no other program running in its terminal and no sign of work, before
+/// the turn is given up.
 const STILL_MAX: Duration = Duration::from_secs(600);
 
-/// One turn.
 #[derive(Debug)]
 pub(super) struct PtyTurn {
     pub(super) transcript: ScreenTranscript,
     pub(super) decoder: PtyOutputDecoder,
-    /// What is to be typed when the program has shown what it made of the piece before.
+    /// Keystrokes to type when the program has reacted to the previous piece.
     pub(super) keystrokes: KeystrokeQueue,
     /// When the screen last changed, or something was typed.
     last_activity: Instant,
-    /// Whether it has changed since.
+    /// Whether the screen has changed since something was last typed.
     screen_changed: bool,
-    /// Whether the program has been seen to do something else than wait since.
+    /// Whether the program has been seen away from its prompt since something was last typed.
     left_prompt: bool,
-    /// Whether it has shown that it works.
+    /// Whether the screen has matched a `busy` pattern.
     seen_busy: bool,
-    /// The question that was last asked.
+    /// The row and text of the last question.
     last_question: Option<(u64, String)>,
-    /// When it was last interrupted, and how often it was.
+    /// When the program was last interrupted, and how many times so far.
     last_interrupt: Option<(Instant, u32)>,
 }
 
-/// What a still screen means.
+/// What a settled screen means.
 #[derive(Debug, PartialEq)]
 pub(super) enum PtyVerdict {
-    /// Type the next piece.
     TypeNext,
-    /// Somebody has to answer this.
+    /// Somebody has to answer this question.
     Ask(PtyQuestion),
-    /// The turn is over: the program waits, after so many bytes of something else in the same row.
+    /// The turn is over: the program is at its prompt, after this many bytes of something else in the same row.
     TurnOver(usize),
-    /// Interrupt it again; if that was in vain, what it has started has to be ended for it.
-    Interrupt { in_vain: bool },
-    /// Nobody can tell whether it will ever be over.
+    /// Interrupt the program again. If that was in vain, the processes it started have to be ended as well.
+    Interrupt {
+        in_vain: bool,
+    },
+    /// It is unclear whether the turn will ever be over.
     Unclear,
-    /// Look again then.
+    /// Judge again at this time.
     JudgeAt(Instant),
 }
 
 impl PtyTurn {
-    /// Begins, with the screen as it is before anything is typed.
+    /// Begins the turn. `screen` is as it was before anything is typed.
     pub(super) fn begin(screen: &mut TerminalScreen, lines: &[String], keystrokes: KeystrokeQueue) -> Self {
         let mut transcript = ScreenTranscript::begin(screen);
         transcript.add_typed(lines.iter().map(String::as_str));
@@ -83,12 +83,12 @@ impl PtyTurn {
         }
     }
 
-    /// Something was typed that the program is to do something about.
+    /// Called when something was typed that the program should react to.
     pub(super) fn mark_typed(&mut self) {
         (self.last_activity, self.screen_changed, self.left_prompt) = (Instant::now(), false, false);
     }
 
-    /// It was interrupted, and is to do nothing more of what was typed.
+    /// Called when the program was interrupted. Keystrokes that wait are dropped.
     pub(super) fn mark_interrupted(&mut self) {
         self.keystrokes.clear();
         self.last_activity = Instant::now();
@@ -96,7 +96,7 @@ impl PtyTurn {
             Some((self.last_activity, self.last_interrupt.map_or(0, |(_, times)| times) + 1));
     }
 
-    /// A piece of a line was written. See [`Screen::feed`].
+    /// Observes the screen after each piece of a line. See [`TerminalScreen::feed`].
     pub(super) fn observe_piece(&mut self, screen: &TerminalScreen, rules: &ScreenRules) {
         self.left_prompt = self.left_prompt || rules.has_left_prompt(screen);
         if screen.is_cleared() {
@@ -104,20 +104,20 @@ impl PtyTurn {
         }
     }
 
-    /// All that came at once was written.
+    /// Observes the screen after a whole chunk of output.
     pub(super) fn observe_screen(&mut self, screen: &TerminalScreen, rules: &ScreenRules) {
         (self.last_activity, self.screen_changed) = (Instant::now(), true);
         self.seen_busy = self.seen_busy || rules.is_busy(screen);
         self.left_prompt = self.left_prompt || rules.idle_match(screen).is_none();
     }
 
-    /// When the screen is to be judged, if nothing is written before.
+    /// When to judge the screen if nothing is written before.
     pub(super) fn judge_at(&self) -> Instant {
         self.last_activity + SETTLE_TIME
     }
 
-    /// Judges the screen, which has not changed for a while. `asking`: somebody is being asked what it asked. `alone`: no
-    /// other program runs in the terminal.
+    /// Judges a screen that has not changed for a while. `asking`: a question of the program waits for its answer.
+    /// `alone`: no other program runs in the terminal.
     pub(super) fn judge(
         &mut self,
         screen: &TerminalScreen,
@@ -139,15 +139,15 @@ impl PtyTurn {
             return PtyVerdict::Ask(question);
         }
         if asking && self.last_question.is_some() && screen.is_drawn() {
-            // What else the screen shows is behind the question.
+            // Whatever else the screen shows belongs to the background of the question.
             return PtyVerdict::JudgeAt(now + STILL_MAX);
         }
-        if let Some(waits) = rules.idle_match(screen).filter(|_| self.screen_changed) {
-            let sure = waits.sure && self.left_prompt && (self.seen_busy || !rules.has_busy_patterns());
-            let enough = if sure { SETTLE_TIME } else { UNSURE_SETTLE_TIME };
-            return match still >= enough {
-                true => PtyVerdict::TurnOver(waits.bytes_before),
-                false => PtyVerdict::JudgeAt(self.last_activity + enough),
+        if let Some(idle) = rules.idle_match(screen).filter(|_| self.screen_changed) {
+            let sure = idle.sure && self.left_prompt && (self.seen_busy || !rules.has_busy_patterns());
+            let settle_time = if sure { SETTLE_TIME } else { UNSURE_SETTLE_TIME };
+            return match still >= settle_time {
+                true => PtyVerdict::TurnOver(idle.bytes_before),
+                false => PtyVerdict::JudgeAt(self.last_activity + settle_time),
             };
         }
         match self.last_interrupt {
@@ -155,25 +155,25 @@ impl PtyTurn {
                 PtyVerdict::JudgeAt(last + INTERRUPT_INTERVAL)
             }
             Some((_, times)) => PtyVerdict::Interrupt { in_vain: times > 1 },
-            // Somebody who is asked has all the time in the world.
+            // People may take as long as they like to answer.
             None if still >= STILL_MAX && alone && !asking && !rules.is_busy(screen) => PtyVerdict::Unclear,
             None if still >= STILL_MAX => PtyVerdict::JudgeAt(now + STILL_MAX),
             None => PtyVerdict::JudgeAt(self.last_activity + STILL_MAX),
         }
     }
 
-    /// A question that the screen asks and that was not asked yet. One that has gone may come again.
+    /// A question on the screen that was not there before. A question that has disappeared may come again.
     fn find_new_question(&mut self, screen: &TerminalScreen, rules: &ScreenRules) -> Option<PtyQuestion> {
         let question = rules.find_question(&self.transcript.turn_rows(screen));
-        let asked = question.as_ref().map(|question| (question.row, question.text.clone()));
-        let is_new = asked.is_some() && asked != self.last_question;
-        self.last_question = asked;
+        let current = question.as_ref().map(|question| (question.row, question.text.clone()));
+        let is_new = current.is_some() && current != self.last_question;
+        self.last_question = current;
         question.filter(|_| is_new)
     }
 }
 
 impl PtyQuestion {
-    /// As people are asked; `None` if the system gives no random numbers, and so nobody can be.
+    /// The ask for people; `None` if the system provides no random numbers for its id.
     pub(super) fn ask_request(&self) -> Option<AskRequest> {
         let id = new_ask_id().ok()?;
         let (kind, tool, input, options) = match &self.answer_form {
@@ -184,8 +184,8 @@ impl PtyQuestion {
                 Vec::new(),
             ),
             PtyAnswerForm::OneOf(options) => {
-                let words = options.iter().map(|(words, _)| words.clone()).collect();
-                (AskKind::Question, None, Value::Null, words)
+                let labels = options.iter().map(|(label, _)| label.clone()).collect();
+                (AskKind::Question, None, Value::Null, labels)
             }
         };
         Some(AskRequest {
@@ -200,7 +200,7 @@ impl PtyQuestion {
         })
     }
 
-    /// What is typed for an answer.
+    /// The text to type for an answer.
     pub(super) fn answer_text(&self, answer: &AskAnswer) -> String {
         let value = answer.value.clone().unwrap_or_default();
         match &self.answer_form {
@@ -209,14 +209,14 @@ impl PtyQuestion {
                 Some(PermissionDecision::Deny) | None => "n".to_owned(),
             },
             PtyAnswerForm::OneOf(options) => {
-                let chosen = options.iter().find(|(words, _)| *words == value);
+                let chosen = options.iter().find(|(label, _)| *label == value);
                 chosen.map_or(value, |(_, key)| key.clone())
             }
         }
     }
 }
 
-/// What a yes or no of a program is called among the tools, which policies know by name.
+/// The tool name of a program's yes-or-no question, for policies.
 const TERMINAL_TOOL: &str = "terminal";
 
 #[cfg(test)]
@@ -234,7 +234,7 @@ mod tests {
     }
 
     impl PtyTurnBench {
-        /// A prompt of one line was typed at this screen.
+        /// A bench on whose screen a prompt of one line was typed.
         fn after_typing(parse: OutputPatterns, before: &str) -> Self {
             let mut rules = ScreenRules::from_manifest(&Manifest { parse, ..Manifest::default() }).unwrap();
             let mut screen = TerminalScreen::new(TerminalSize::clamped(40, 6));
@@ -247,12 +247,12 @@ mod tests {
         }
 
         fn write_output(&mut self, output: &str) {
-            let Self { screen, rules, turn: round } = self;
-            screen.feed(output.as_bytes(), |screen| round.observe_piece(screen, rules));
-            round.observe_screen(screen, rules);
+            let Self { screen, rules, turn } = self;
+            screen.feed(output.as_bytes(), |screen| turn.observe_piece(screen, rules));
+            turn.observe_screen(screen, rules);
         }
 
-        /// What is judged after the screen was still for so long.
+        /// The verdict after the screen was unchanged for this long.
         async fn judge_after(&mut self, still: Duration) -> PtyVerdict {
             tokio::time::advance(still).await;
             self.turn.judge(&self.screen, &self.rules, false, true)
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_came_in_one_piece_counts_as_well() {
+    async fn output_that_comes_in_one_piece_counts_as_well() {
         let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
         bench.write_output("go\r\n\x1b[H\x1b[2Jsh-5.2$ ");
         assert_eq!(
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_could_be_something_else_needs_more_stillness() {
+    async fn an_uncertain_screen_has_to_settle_for_longer() {
         let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
         bench.write_output("go\r\nhish-5.2$ ");
         assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_interrupt_that_was_missed_is_given_again_and_a_silence_without_end_is_told() {
+    async fn a_missed_interrupt_is_repeated_and_endless_silence_is_unclear() {
         let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
         bench.write_output("go\r\n");
         bench.turn.mark_interrupted();
@@ -341,17 +341,17 @@ mod tests {
         assert_eq!(question.text, "Really? (y/n)");
         let request = question.ask_request().unwrap();
         assert_eq!((request.kind, request.prompt.as_str()), (AskKind::Permission, "Really? (y/n)"));
-        let decides = |decision| AskAnswer { decision: Some(decision), ..AskAnswer::default() };
-        assert_eq!(question.answer_text(&decides(PermissionDecision::AllowOnce)), "y");
-        assert_eq!(question.answer_text(&decides(PermissionDecision::Deny)), "n");
+        let decision_answer = |decision| AskAnswer { decision: Some(decision), ..AskAnswer::default() };
+        assert_eq!(question.answer_text(&decision_answer(PermissionDecision::AllowOnce)), "y");
+        assert_eq!(question.answer_text(&decision_answer(PermissionDecision::Deny)), "n");
         assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)), "not twice");
         bench.write_output("y\r\nReally? (y/n) ");
         assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::Ask(_)), "it is another one");
         let options = vec![("Yes".to_owned(), "1".to_owned())];
         let which = PtyQuestion { row: 0, text: "Which?".into(), answer_form: PtyAnswerForm::OneOf(options) };
-        let says = |value: &str| AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
+        let value_answer = |value: &str| AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
         assert_eq!(
-            (which.answer_text(&says("Yes")), which.answer_text(&says("other"))),
+            (which.answer_text(&value_answer("Yes")), which.answer_text(&value_answer("other"))),
             ("1".into(), "other".into())
         );
         assert_eq!(which.ask_request().unwrap().options, ["Yes"]);

@@ -1,5 +1,5 @@
-//! Promises of the driver, seen from the session's end of a link. At the other end is a server on loopback whose every
-//! answer the test gives itself, in both wire forms.
+//! Tests of the driver, seen from the session's end of a link. At the other end is a server on loopback whose every
+//! response the test gives itself, in both wire formats.
 
 mod cancels;
 mod reconnects;
@@ -26,7 +26,7 @@ use crate::agent::{AgentContext, run_agent};
 use crate::agent_kind::AgentKind;
 use crate::redact::{Redactor, SecretMatcher};
 
-/// How long a test waits for anything. It is a net and not an expectation.
+/// How long a test waits for anything: a safety net, not an expectation.
 const LIMIT: Duration = Duration::from_secs(30);
 
 async fn with_timeout<F: Future>(what: &str, future: F) -> F::Output {
@@ -36,16 +36,16 @@ async fn with_timeout<F: Future>(what: &str, future: F) -> F::Output {
     }
 }
 
-/// A session's side of one agent.
+/// The session's side of one agent.
 struct A2aDriverHarness {
     link_end: SessionEndpoint,
-    /// The last number used downwards.
+    /// The number of the last command sent to the agent.
     number: u64,
-    /// Heard and not looked at yet, in reverse.
+    /// Received updates that were not returned yet, in reverse order.
     unread: Vec<AgentUpdate>,
 }
 
-/// What a turn said, and how it ended.
+/// The updates of a turn and its outcome.
 #[derive(Debug)]
 struct A2aFinishedTurn {
     updates: Vec<AgentUpdate>,
@@ -54,32 +54,32 @@ struct A2aFinishedTurn {
 
 impl A2aFinishedTurn {
     fn text(&self) -> String {
-        self.joined_texts(|said| match said {
+        self.joined_texts(|update| match update {
             TurnUpdate::Text { text } => Some(text),
             _ => None,
         })
     }
 
     fn thoughts(&self) -> String {
-        self.joined_texts(|said| match said {
+        self.joined_texts(|update| match update {
             TurnUpdate::Thought { text } => Some(text),
             _ => None,
         })
     }
 
     fn notices(&self) -> String {
-        self.joined_texts(|said| match said {
+        self.joined_texts(|update| match update {
             TurnUpdate::Notice { text } => Some(text),
             _ => None,
         })
     }
 
-    fn joined_texts(&self, wanted: impl Fn(&TurnUpdate) -> Option<&String>) -> String {
-        let said = self.updates.iter().filter_map(|up| match up {
-            AgentUpdate::Turn { update: what, .. } => wanted(what),
+    fn joined_texts(&self, text_of: impl Fn(&TurnUpdate) -> Option<&String>) -> String {
+        let texts = self.updates.iter().filter_map(|up| match up {
+            AgentUpdate::Turn { update: turn_update, .. } => text_of(turn_update),
             _ => None,
         });
-        said.map(String::as_str).collect()
+        texts.map(String::as_str).collect()
     }
 
     fn stop(&self) -> TurnStopReason {
@@ -92,26 +92,26 @@ impl A2aFinishedTurn {
 }
 
 impl A2aDriverHarness {
-    /// An agent that is ready behind this card, and its far end.
+    /// An agent that is ready behind this card, and its server.
     async fn ready(card: impl FnOnce(&FakeA2aServer) -> Value) -> (Self, FakeA2aServer) {
         let server = FakeA2aServer::start().await;
         server.set_card(&card(&server));
-        let mut stage = Self::start(&server.url(""), |_| {});
-        assert_eq!(stage.next_update().await, AgentUpdate::Ready { agent_session_id: None, steers: false });
-        (stage, server)
+        let mut harness = Self::start(&server.url(""), |_| {});
+        assert_eq!(harness.next_update().await, AgentUpdate::Ready { agent_session_id: None, steers: false });
+        (harness, server)
     }
 
-    /// One that has been started, and nothing more.
+    /// An agent that was started, before it is ready.
     fn start(url: &str, change: impl FnOnce(&mut AgentSpec)) -> Self {
         let name = format!("a2a:{url}");
         let mut spec =
             AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), &name, "/w");
         change(&mut spec);
         let kind = AgentKind::from_spec(&spec).expect("its name describes it");
-        let around = AgentContext { agent_processes: None, endpoint_status: None, control: Arc::default() };
+        let context = AgentContext { agent_processes: None, endpoint_status: None, control: Arc::default() };
         let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
         let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), |end| {
-            run_agent(kind, Box::new(spec), around, end)
+            run_agent(kind, Box::new(spec), context, end)
         });
         Self { link_end, number: 0, unread: Vec::new() }
     }
@@ -154,22 +154,22 @@ impl A2aDriverHarness {
 
     async fn next_update(&mut self) -> AgentUpdate {
         while self.unread.is_empty() {
-            match with_timeout("a word of the agent", self.link_end.next_event()).await {
-                LocalLinkEvent::Updates(said) => {
-                    self.unread.extend(said.into_iter().rev().map(|thing| thing.update))
+            match with_timeout("an update of the agent", self.link_end.next_event()).await {
+                LocalLinkEvent::Updates(updates) => {
+                    self.unread.extend(updates.into_iter().rev().map(|update| update.update))
                 }
-                other => panic!("heard {other:?}"),
+                other => panic!("received {other:?}"),
             }
         }
         self.unread.pop().expect("there was one")
     }
 
-    /// Why the agent is no more.
+    /// Waits until the agent has exited and returns why.
     async fn wait_for_exit(&mut self) -> AgentExitReason {
         loop {
             match with_timeout("the end of the agent", self.link_end.next_event()).await {
                 LocalLinkEvent::Updates(_) => {}
-                LocalLinkEvent::Gone(gone) => return gone,
+                LocalLinkEvent::Gone(reason) => return reason,
             }
         }
     }
@@ -181,15 +181,15 @@ impl A2aDriverHarness {
         }
     }
 
-    /// Everything until the terminal of this run.
+    /// Everything until the end of this run.
     async fn wait_for_end(&mut self, name: &str) -> A2aFinishedTurn {
-        let mut ups = Vec::new();
+        let mut updates = Vec::new();
         loop {
             match self.next_update().await {
                 AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
-                    return A2aFinishedTurn { updates: ups, outcome };
+                    return A2aFinishedTurn { updates, outcome };
                 }
-                up => ups.push(up),
+                update => updates.push(update),
             }
         }
     }
@@ -202,7 +202,7 @@ impl A2aDriverHarness {
         }
     }
 
-    /// Waits until some text has been said.
+    /// Waits until this text was emitted.
     async fn wait_for_text(&mut self, wanted: &str) {
         loop {
             if let AgentUpdate::Turn {
@@ -220,7 +220,6 @@ fn run_id(name: &str) -> RunId {
     RunId::parse(name).expect("a good id")
 }
 
-/// A card of this version.
 fn card(version: A2aVersion, streams: bool) -> impl FnOnce(&FakeA2aServer) -> Value {
     move |server| {
         let url = server.url("/rpc");
@@ -234,14 +233,14 @@ fn card(version: A2aVersion, streams: bool) -> impl FnOnce(&FakeA2aServer) -> Va
     }
 }
 
-/// The words of one version, about a task `t` in a conversation `c`.
+/// Messages in the format of one version, about a task `t` in a conversation `c`.
 #[derive(Clone, Copy)]
 struct A2aTestFormat(A2aVersion);
 
 impl A2aTestFormat {
-    fn method(self, one: &'static str) -> &'static str {
-        match (self.0, one) {
-            (A2aVersion::V1_0, one) => one,
+    fn method(self, name: &'static str) -> &'static str {
+        match (self.0, name) {
+            (A2aVersion::V1_0, name) => name,
             (A2aVersion::V0_3, "SendMessage") => "message/send",
             (A2aVersion::V0_3, "SendStreamingMessage") => "message/stream",
             (A2aVersion::V0_3, "GetTask") => "tasks/get",
@@ -267,20 +266,20 @@ impl A2aTestFormat {
         }
     }
 
-    /// How the task stands; the words are the message's id and its text.
-    fn task_status(self, state: &str, words: Option<(&str, &str)>) -> Value {
+    /// The status of the task, with the id and text of a message.
+    fn task_status(self, state: &str, message: Option<(&str, &str)>) -> Value {
         let state = match self.0 {
             A2aVersion::V1_0 => format!("TASK_STATE_{}", state.to_uppercase().replace('-', "_")),
             A2aVersion::V0_3 => state.to_owned(),
         };
-        match words {
+        match message {
             Some((id, text)) => json!({"state": state, "message": self.message(id, text)}),
             None => json!({ "state": state }),
         }
     }
 
-    fn status(self, state: &str, words: Option<(&str, &str)>) -> Value {
-        let status = self.task_status(state, words);
+    fn status(self, state: &str, message: Option<(&str, &str)>) -> Value {
+        let status = self.task_status(state, message);
         match self.0 {
             A2aVersion::V1_0 => json!({"statusUpdate": {"taskId": "t", "contextId": "c", "status": status}}),
             A2aVersion::V0_3 => {
@@ -300,20 +299,22 @@ impl A2aTestFormat {
         }
     }
 
-    /// The task as a call answers with it, with what it made so far.
-    fn task(self, state: &str, words: Option<(&str, &str)>, made: &[(&str, &str)]) -> Value {
-        let artifacts: Vec<Value> =
-            made.iter().map(|(id, text)| json!({"artifactId": id, "parts": [self.part(text)]})).collect();
-        let mut task = json!({"id": "t", "contextId": "c", "status": self.task_status(state, words), "artifacts": artifacts});
+    /// The task as a call returns it, with its artifacts so far.
+    fn task(self, state: &str, message: Option<(&str, &str)>, artifacts: &[(&str, &str)]) -> Value {
+        let artifacts: Vec<Value> = artifacts
+            .iter()
+            .map(|(id, text)| json!({"artifactId": id, "parts": [self.part(text)]}))
+            .collect();
+        let mut task = json!({"id": "t", "contextId": "c", "status": self.task_status(state, message), "artifacts": artifacts});
         if self.0 == A2aVersion::V0_3 {
             task["kind"] = json!("task");
         }
         task
     }
 
-    /// The same as an event, or as the answer to what was told.
-    fn task_event(self, state: &str, words: Option<(&str, &str)>, made: &[(&str, &str)]) -> Value {
-        let task = self.task(state, words, made);
+    /// The task as an event, or as the response to a message.
+    fn task_event(self, state: &str, message: Option<(&str, &str)>, artifacts: &[(&str, &str)]) -> Value {
+        let task = self.task(state, message, artifacts);
         match self.0 {
             A2aVersion::V1_0 => json!({ "task": task }),
             A2aVersion::V0_3 => task,

@@ -1,5 +1,4 @@
-//! A remote agent by hand, behind a real server on loopback: its pages are set once, and each call is answered by the
-//! test itself.
+//! A fake remote agent behind a real server on loopback. Its pages are set once, and each call is answered by the test.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -23,13 +22,13 @@ use tokio_rustls::TlsAcceptor;
 
 use super::with_timeout;
 
-/// Calls and pieces that may wait; more than any test has.
+/// The capacity for waiting calls and body pieces: more than any test needs.
 const WINDOW: usize = 64;
 
-/// A page: its status, its kind or where it sends one, and what is on it.
+/// A page: its status, its content type or redirect target, and its body.
 type A2aTestPage = (u16, String, String);
 
-/// The server. It ends when it is dropped.
+/// The fake server. It stops when it is dropped.
 pub(super) struct FakeA2aServer {
     pub(super) port: u16,
     pages: Arc<Mutex<HashMap<String, A2aTestPage>>>,
@@ -43,9 +42,9 @@ impl Drop for FakeA2aServer {
     }
 }
 
-/// A call that waits for its answer.
+/// A call that waits for its response.
 pub(super) struct FakeA2aCall {
-    /// What stands in the body for JSON-RPC, or the method and path.
+    /// The JSON-RPC method of the body, or else the HTTP method and path.
     pub(super) method: String,
     pub(super) params: Value,
     pub(super) headers: HeaderMap,
@@ -63,15 +62,15 @@ impl FakeA2aServer {
         let port = listener.local_addr().unwrap().port();
         let pages = Arc::<Mutex<HashMap<String, A2aTestPage>>>::default();
         let (sender, calls) = mpsc::channel(WINDOW);
-        let known = Arc::clone(&pages);
+        let shared_pages = Arc::clone(&pages);
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (pages, sender, tls) = (Arc::clone(&known), sender.clone(), tls.clone());
+                let (pages, sender, tls) = (Arc::clone(&shared_pages), sender.clone(), tls.clone());
                 connections.spawn(async move {
                     match tls {
                         Some(tls) => {
-                            // Who does not trust us goes away.
+                            // A client that does not trust us closes the connection.
                             if let Ok(stream) = tls.accept(stream).await {
                                 serve_connection(stream, pages, sender).await;
                             }
@@ -92,37 +91,34 @@ impl FakeA2aServer {
         self.pages.lock().unwrap().insert(path.to_owned(), (status, header.to_owned(), body.to_string()));
     }
 
-    /// Shows a card where everybody looks for it.
+    /// Serves a card at the usual path.
     pub(super) fn set_card(&self, card: &Value) {
         self.set_page("/.well-known/agent-card.json", 200, "application/json", card);
     }
 
-    /// The next call.
     pub(super) async fn next_call(&mut self) -> FakeA2aCall {
         with_timeout("a call", self.calls.recv()).await.expect("it runs")
     }
 
-    /// The next call, which is of this method.
+    /// Expects a call of this method.
     pub(super) async fn expect(&mut self, method: &str) -> FakeA2aCall {
         let call = self.next_call().await;
         assert_eq!(call.method, method, "{}", call.params);
         call
     }
 
-    /// Whether anything was called for.
+    /// Whether no call is waiting.
     pub(super) fn has_no_calls(&mut self) -> bool {
         self.calls.try_recv().is_err()
     }
 }
 
 impl FakeA2aCall {
-    /// Answers with this.
     pub(super) fn send_result(self, result: Value) {
         let body = json!({"jsonrpc": "2.0", "id": self.id, "result": result});
         self.send_http(200, &body);
     }
 
-    /// Refuses.
     pub(super) fn send_error(self, code: i64, message: &str) {
         let body = json!({"jsonrpc": "2.0", "id": self.id, "error": {"code": code, "message": message}});
         self.send_http(200, &body);
@@ -131,19 +127,18 @@ impl FakeA2aCall {
     pub(super) fn send_http(self, status: u16, body: &Value) {
         let pieces = FakeA2aBody::Whole(Some(Bytes::from(body.to_string())));
         let response = Response::builder().status(status).header("content-type", "application/json");
-        let _gone = self.answer.send(response.body(pieces).unwrap());
+        let _sent = self.answer.send(response.body(pieces).unwrap());
     }
 
-    /// Answers with a stream, which goes on until it is dropped.
+    /// Answers with a stream, which stays open until it is dropped.
     pub(super) fn start_stream(self) -> FakeA2aStream {
         let (pieces, receiver) = mpsc::channel(WINDOW);
         let response = Response::builder().header("content-type", "text/event-stream; charset=utf-8");
-        let _gone = self.answer.send(response.body(FakeA2aBody::Stream(receiver)).unwrap());
+        let _sent = self.answer.send(response.body(FakeA2aBody::Stream(receiver)).unwrap());
         FakeA2aStream { pieces, id: self.id }
     }
 }
 
-/// A stream of events.
 pub(super) struct FakeA2aStream {
     pieces: mpsc::Sender<io::Result<Bytes>>,
     id: Value,
@@ -159,14 +154,14 @@ impl FakeA2aStream {
         self.pieces.send(Ok(Bytes::copy_from_slice(bytes))).await.unwrap();
     }
 
-    /// The connection breaks.
+    /// Breaks the connection.
     pub(super) async fn break_off(self) {
         self.pieces.send(Err(io::ErrorKind::ConnectionReset.into())).await.unwrap();
     }
 
-    /// Waits until nobody listens any more.
+    /// Waits until the client has closed the connection.
     pub(super) async fn wait_closed(&self) {
-        with_timeout("the listener to leave", self.pieces.closed()).await;
+        with_timeout("the client to close the connection", self.pieces.closed()).await;
     }
 }
 
@@ -212,8 +207,9 @@ async fn answer_request(
     let page = pages.lock().unwrap().get(&path).cloned();
     if let Some((status, header, body)) = page {
         let name = if (300..400).contains(&status) { "location" } else { "content-type" };
-        let denied = status == 401 && head.headers.contains_key("authorization");
-        let response = Response::builder().status(if denied { 200 } else { status }).header(name, header);
+        let has_credential = status == 401 && head.headers.contains_key("authorization");
+        let response =
+            Response::builder().status(if has_credential { 200 } else { status }).header(name, header);
         return response.body(FakeA2aBody::Whole(Some(body.into()))).unwrap();
     }
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -225,11 +221,11 @@ async fn answer_request(
         Some(method) => (method.to_owned(), body["params"].take()),
         None => (format!("{} {path}", head.method), body.clone()),
     };
-    let (answer, answered) = oneshot::channel();
+    let (answer, response) = oneshot::channel();
     let call = FakeA2aCall { method, params, headers: head.headers, id: body["id"].take(), answer };
-    let gone = || Response::builder().status(500).body(FakeA2aBody::Whole(None)).unwrap();
+    let server_error = || Response::builder().status(500).body(FakeA2aBody::Whole(None)).unwrap();
     if calls.send(call).await.is_err() {
-        return gone();
+        return server_error();
     }
-    answered.await.unwrap_or_else(|_| gone())
+    response.await.unwrap_or_else(|_| server_error())
 }

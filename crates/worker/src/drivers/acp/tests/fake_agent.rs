@@ -1,11 +1,10 @@
-//! An agent by hand: its side of the protocol, as far as these tests need it.
+//! A fake agent for tests: the agent's side of the protocol, as far as these tests need it.
 
 use serde_json::{Value, json};
 use tokio::io::DuplexStream;
 
 use crate::drivers::harness::{AgentPipe, deref_to_agent_pipe};
 
-/// An agent by hand.
 pub(super) struct FakeAcpAgent {
     pub(super) far: AgentPipe,
 }
@@ -13,8 +12,8 @@ pub(super) struct FakeAcpAgent {
 deref_to_agent_pipe!(FakeAcpAgent);
 
 impl FakeAcpAgent {
-    pub(super) fn new(far: DuplexStream) -> Self {
-        Self { far: AgentPipe::new(far) }
+    pub(super) fn new(pipe: DuplexStream) -> Self {
+        Self { far: AgentPipe::new(pipe) }
     }
 
     pub(super) async fn send(&mut self, mut message: Value) {
@@ -35,7 +34,6 @@ impl FakeAcpAgent {
         self.send(json!({"method": "session/update", "params": {"sessionId": "s", "update": update}})).await;
     }
 
-    /// Asks for permission.
     pub(super) async fn request_permission(&mut self, id: Value, tool: &str) {
         let options = json!([
             {"optionId": "for-ever", "name": "Always", "kind": "allow_always"},
@@ -46,32 +44,32 @@ impl FakeAcpAgent {
         self.request_permission_for(id, call, options).await;
     }
 
-    /// The same in any words.
+    /// Requests permission with any tool call and options.
     pub(super) async fn request_permission_for(&mut self, id: Value, call: Value, options: Value) {
         let params = json!({"sessionId": "s", "toolCall": call, "options": options});
         self.send(json!({"id": id, "method": "session/request_permission", "params": params})).await;
     }
 
-    /// The handshake.
+    /// Completes the handshake.
     pub(super) async fn handshake(&mut self) {
         self.handshake_with(json!({"sessionId": "s"})).await;
     }
 
-    /// The handshake, with what it lets its client choose.
+    /// Completes the handshake with this response to `session/new`.
     pub(super) async fn handshake_with(&mut self, session: Value) {
         self.initialize(json!({})).await;
         let (id, _) = self.expect_method("session/new").await;
         self.send_response(id, session).await;
     }
 
-    /// The first half of it: what it can do.
-    pub(super) async fn initialize(&mut self, can: Value) {
+    /// The first half of the handshake: announces the capabilities.
+    pub(super) async fn initialize(&mut self, capabilities: Value) {
         let (id, hello) = self.expect_method("initialize").await;
         assert_eq!(hello["protocolVersion"], 1);
-        self.send_response(id, json!({"protocolVersion": 1, "agentCapabilities": can})).await;
+        self.send_response(id, json!({"protocolVersion": 1, "agentCapabilities": capabilities})).await;
     }
 
-    /// Takes a prompt; gives the id by which its turn is ended.
+    /// Waits for a prompt and returns its request id, with which its turn is ended.
     pub(super) async fn expect_prompt(&mut self) -> Value {
         self.expect_method("session/prompt").await.0
     }
@@ -79,7 +77,8 @@ impl FakeAcpAgent {
     pub(super) async fn end_turn(&mut self, prompt: Value, reason: &str) {
         self.send_response(prompt, json!({"stopReason": reason})).await;
     }
-    /// Ends its turn well, and lives until the other side hangs up.
+
+    /// Ends the turn successfully and waits until the driver hangs up.
     pub(super) async fn finish_turn(&mut self, prompt: Value) {
         self.end_turn(prompt, "end_turn").await;
         self.wait_for_hang_up().await;

@@ -1,5 +1,5 @@
-//! Promises of the driver and of the scripted agent, seen from the session's end of a link. Between the two is a pipe
-//! in memory, and time stands still: it moves on when everybody waits for it.
+//! Tests of the driver and of the scripted agent, seen from the session's end of a link. The two are connected by an
+//! in-memory pipe. Time is paused: it moves on only when every task waits for it.
 
 mod fake_agent;
 mod misbehaving_agents;
@@ -29,22 +29,22 @@ type AcpTestConversation = AcpConversation<ReadHalf<DuplexStream>, WriteHalf<Dup
 
 impl_harness_driver!(AcpTestConversation);
 
-/// The scripted agent, ready.
+/// The scripted agent, ready for a prompt.
 async fn scripted() -> DriverHarness {
     scripted_with(ScriptSetup::default(), |_| {}).await
 }
 
-/// The same with what its process was given, and what the session was.
+/// The scripted agent with its own setup and a changed specification.
 async fn scripted_with(setup: ScriptSetup, change: impl FnOnce(&mut AgentSpec)) -> DriverHarness {
-    let mut stage = start_with(change, async |far| {
-        let (from, to) = tokio::io::split(far);
+    let mut harness = start_with(change, async |pipe| {
+        let (from, to) = tokio::io::split(pipe);
         serve(from, to, setup).await;
     });
-    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { .. }));
-    stage
+    assert!(matches!(harness.next_update().await, AgentUpdate::Ready { .. }));
+    harness
 }
 
-/// An agent by hand, of the kind that a manifest describes and after its handshake.
+/// A fake agent that behaves as its manifest says, after its handshake.
 async fn start_fake_agent<A>(
     agent: &str,
     play: impl FnOnce(FakeAcpAgent) -> A + Send + 'static,
@@ -53,46 +53,47 @@ where
     A: Future<Output = ()> + Send + 'static,
 {
     let change = |spec: &mut AgentSpec| agent.clone_into(&mut spec.agent);
-    let mut stage = start_with(change, |far| async move {
-        let mut hand = FakeAcpAgent::new(far);
-        hand.handshake().await;
-        play(hand).await;
+    let mut harness = start_with(change, |pipe| async move {
+        let mut fake = FakeAcpAgent::new(pipe);
+        fake.handshake().await;
+        play(fake).await;
     });
-    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { .. }));
-    stage
+    assert!(matches!(harness.next_update().await, AgentUpdate::Ready { .. }));
+    harness
 }
 
-/// Any agent at the far end of a pipe.
-fn start_with<F, A>(change: impl FnOnce(&mut AgentSpec), far: F) -> DriverHarness
+/// Any agent at the other end of a pipe.
+fn start_with<F, A>(change: impl FnOnce(&mut AgentSpec), run_agent: F) -> DriverHarness
 where
     F: FnOnce(DuplexStream) -> A,
     A: Future<Output = ()> + Send + 'static,
 {
-    let (stage, other) =
-        DriverHarness::new("script", change, |spec, near| open_conversation(spec, near, false));
-    stage.with_agent_task(far(other))
+    let (harness, agent_end) =
+        DriverHarness::new("script", change, |spec, pipe| open_conversation(spec, pipe, false));
+    harness.with_agent_task(run_agent(agent_end))
 }
 
-/// A conversation, after its opening.
+/// Opens a conversation over a pipe.
 async fn open_conversation(
     spec: AgentSpec,
-    near: DuplexStream,
+    pipe: DuplexStream,
     runs_commands: bool,
 ) -> Result<(AcpTestConversation, AgentUpdate), AgentExitReason> {
-    let (from, to) = tokio::io::split(near);
-    let mut peer = AcpConnection::new(from, to, Box::pin(pending()));
-    let manifest = Catalog::built_in().get(&spec.agent).expect("it is built in");
-    let opening =
+    let (from, to) = tokio::io::split(pipe);
+    let mut connection = AcpConnection::new(from, to, Box::pin(pending()));
+    let manifest = Catalog::built_in().get(&spec.agent).expect("the agent is built in");
+    let options =
         AcpHandshakeOptions::from_spec(&spec, AcpProfile::from_manifest(&manifest, &spec), runs_commands);
-    let opened = match perform_handshake(&mut peer, &opening).await {
-        Ok(opened) => opened,
+    let handshake = match perform_handshake(&mut connection, &options).await {
+        Ok(handshake) => handshake,
         Err(AcpHandshakeError::AgentExited) => return Err(hung_up_error()),
-        Err(AcpHandshakeError::Refused(told)) => return Err(AgentExitReason::Failed(run_error(&told))),
+        Err(AcpHandshakeError::Refused(error)) => return Err(AgentExitReason::Failed(run_error(&error))),
     };
-    let talk = AcpConversation::new(peer, opened, AcpClientService::for_workspace(&spec.cwd, None));
-    let hello = AgentUpdate::Ready {
-        agent_session_id: Some(talk.session_id().to_string()),
+    let conversation =
+        AcpConversation::new(connection, handshake, AcpClientService::for_workspace(&spec.cwd, None));
+    let ready = AgentUpdate::Ready {
+        agent_session_id: Some(conversation.session_id().to_string()),
         steers: manifest.can_steer(),
     };
-    Ok((talk, hello))
+    Ok((conversation, ready))
 }

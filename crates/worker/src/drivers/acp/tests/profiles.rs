@@ -1,4 +1,4 @@
-//! What is evened out between agents: each test plays one of them by hand, as it was seen to behave.
+//! Differences between agents that the driver evens out. Each test fakes one agent as it was seen to behave.
 
 use qd_protocol::event::{AskKind, PermissionDecision};
 use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
@@ -8,11 +8,11 @@ use super::fake_agent::FakeAcpAgent;
 use super::{start_fake_agent, start_with};
 use crate::drivers::harness::{DriverHarness, assert_ended_well, decision_reply, value_reply};
 
-/// An agent by hand, of the kind that a manifest describes.
+/// A fake agent that behaves as its manifest says, before its handshake.
 fn start_fake_profile<A>(
     agent: &'static str,
     model: Option<&'static str>,
-    far: impl FnOnce(FakeAcpAgent) -> A,
+    play: impl FnOnce(FakeAcpAgent) -> A,
 ) -> DriverHarness
 where
     A: Future<Output = ()> + Send + 'static,
@@ -21,19 +21,19 @@ where
         spec.agent = agent.to_owned();
         spec.model = model.map(str::to_owned);
     };
-    start_with(change, |pipe| far(FakeAcpAgent::new(pipe)))
+    start_with(change, |pipe| play(FakeAcpAgent::new(pipe)))
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_would_decide_by_itself_is_put_into_the_mode_in_which_it_asks() {
-    let mut agent = start_fake_profile("qwen", None, async |mut hand| {
+    let mut agent = start_fake_profile("qwen", None, async |mut fake| {
         let modes = json!({"currentModeId": "auto", "availableModes": [{"id": "auto", "name": "Auto"}, {"id": "default", "name": "Ask"}]});
-        hand.handshake_with(json!({"sessionId": "s", "modes": modes})).await;
-        let (id, params) = hand.expect_method("session/set_mode").await;
+        fake.handshake_with(json!({"sessionId": "s", "modes": modes})).await;
+        let (id, params) = fake.expect_method("session/set_mode").await;
         assert_eq!(params["modeId"], "default");
-        hand.send_response(id, json!({})).await;
-        let prompt = hand.expect_prompt().await;
-        hand.finish_turn(prompt).await;
+        fake.send_response(id, json!({})).await;
+        let prompt = fake.expect_prompt().await;
+        fake.finish_turn(prompt).await;
     });
     assert!(matches!(agent.next_update().await, AgentUpdate::Ready { .. }));
     assert_ended_well(&agent.run_turn("a", "x").await);
@@ -41,38 +41,38 @@ async fn an_agent_that_would_decide_by_itself_is_put_into_the_mode_in_which_it_a
 
 #[tokio::test(start_paused = true)]
 async fn a_model_is_chosen_by_the_agents_setting_and_one_that_it_refuses_is_an_error() {
-    let far = async |mut hand: FakeAcpAgent, refuses: bool| {
+    let play = async |mut fake: FakeAcpAgent, refuses: bool| {
         let setting = json!({"id": "m", "name": "Model", "category": "model", "type": "select", "currentValue": "a",
             "options": [{"value": "a", "name": "A"}]});
-        hand.handshake_with(json!({"sessionId": "s", "configOptions": [setting]})).await;
-        let (id, params) = hand.expect_method("session/set_config_option").await;
+        fake.handshake_with(json!({"sessionId": "s", "configOptions": [setting]})).await;
+        let (id, params) = fake.expect_method("session/set_config_option").await;
         assert_eq!((&params["configId"], &params["value"]), (&json!("m"), &json!("b")));
         match refuses {
-            true => hand.send(json!({"id": id, "error": {"code": -32602, "message": "no such model"}})).await,
-            false => hand.send_response(id, json!({"configOptions": []})).await,
+            true => fake.send(json!({"id": id, "error": {"code": -32602, "message": "no such model"}})).await,
+            false => fake.send_response(id, json!({"configOptions": []})).await,
         }
-        hand.wait_for_hang_up().await;
+        fake.wait_for_hang_up().await;
     };
-    let mut agent = start_fake_profile("opencode", Some("b"), move |hand| far(hand, false));
+    let mut agent = start_fake_profile("opencode", Some("b"), move |fake| play(fake, false));
     assert!(matches!(agent.next_update().await, AgentUpdate::Ready { .. }));
-    let mut agent = start_fake_profile("opencode", Some("b"), move |hand| far(hand, true));
+    let mut agent = start_fake_profile("opencode", Some("b"), move |fake| play(fake, true));
     assert!(agent.wait_for_failure().await.message.contains("no such model"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_allowed_is_not_asked_again_when_the_agent_has_it_done() {
-    let mut agent = start_fake_agent("gemini", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
+async fn an_operation_is_not_asked_about_again_after_its_permission_request_was_allowed() {
+    let mut agent = start_fake_agent("gemini", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
         let options = json!([{"optionId": "y", "name": "Yes", "kind": "allow_once"}, {"optionId": "n", "name": "No", "kind": "reject_once"}]);
         let call =
             json!({"toolCallId": "c", "title": "Write f", "kind": "edit", "locations": [{"path": "f"}]});
-        hand.request_permission_for(json!(1), call, options).await;
-        assert_eq!(hand.next_json().await["result"]["outcome"]["optionId"], "y");
+        fake.request_permission_for(json!(1), call, options).await;
+        assert_eq!(fake.next_json().await["result"]["outcome"]["optionId"], "y");
         let cwd = std::env::temp_dir();
         let outside = json!({"sessionId": "s", "path": cwd.join("outside"), "content": ""});
-        hand.send(json!({"id": 2, "method": "fs/write_text_file", "params": outside})).await;
-        assert!(hand.next_json().await["error"]["message"].as_str().is_some_and(|it| it.contains("refused: no")));
-        hand.finish_turn(prompt).await;
+        fake.send(json!({"id": 2, "method": "fs/write_text_file", "params": outside})).await;
+        assert!(fake.next_json().await["error"]["message"].as_str().is_some_and(|it| it.contains("refused: no")));
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
@@ -88,17 +88,17 @@ async fn what_was_allowed_is_not_asked_again_when_the_agent_has_it_done() {
 
 #[tokio::test(start_paused = true)]
 async fn questions_that_come_as_a_permission_are_questions() {
-    let mut agent = start_fake_agent("qwen", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
+    let mut agent = start_fake_agent("qwen", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
         let options = json!([{"optionId": "ok", "name": "Submit", "kind": "allow_once"}, {"optionId": "no", "name": "Cancel", "kind": "reject_once"}]);
         let questions = json!([{"question": "Which?", "options": [{"label": "Red"}, {"label": "Blue"}], "multiSelect": false}]);
         let call =
             json!({"toolCallId": "c", "title": "Ask", "kind": "think", "rawInput": {"questions": questions}});
-        hand.request_permission_for(json!(1), call, options).await;
-        let answer = hand.next_json().await;
+        fake.request_permission_for(json!(1), call, options).await;
+        let answer = fake.next_json().await;
         assert_eq!(answer["result"]["outcome"]["optionId"], "ok", "{answer}");
         assert_eq!(answer["result"]["answers"], json!({"0": "Blue"}));
-        hand.finish_turn(prompt).await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
@@ -110,24 +110,24 @@ async fn questions_that_come_as_a_permission_are_questions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_asks_for_its_steers_gets_them_once() {
-    let mut agent = start_fake_agent("qwen", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.send_text("working").await;
+async fn an_agent_that_pulls_its_steers_gets_each_once() {
+    let mut agent = start_fake_agent("qwen", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.send_text("working").await;
         let mut id = 0;
         loop {
             id += 1;
-            hand.send(json!({"id": id, "method": "craft/drainMidTurnQueue", "params": {"sessionId": "s"}}))
+            fake.send(json!({"id": id, "method": "craft/drainMidTurnQueue", "params": {"sessionId": "s"}}))
                 .await;
-            let answer = hand.next_json().await;
+            let answer = fake.next_json().await;
             let messages = answer["result"]["messages"].as_array().expect("messages").clone();
             if let Some(text) = messages.first() {
-                hand.send_text(text.as_str().expect("text")).await;
+                fake.send_text(text.as_str().expect("text")).await;
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
-        hand.finish_turn(prompt).await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
@@ -140,13 +140,13 @@ async fn an_agent_that_asks_for_its_steers_gets_them_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_that_is_a_second_prompt_is_part_of_the_turn_until_both_are_answered() {
-    let mut agent = start_fake_agent("opencode", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.send_text("working").await;
-        let steer = hand.expect_prompt().await;
-        hand.end_turn(prompt, "end_turn").await;
-        hand.send_text(" and more").await;
-        hand.finish_turn(steer).await;
+    let mut agent = start_fake_agent("opencode", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.send_text("working").await;
+        let steer = fake.expect_prompt().await;
+        fake.end_turn(prompt, "end_turn").await;
+        fake.send_text(" and more").await;
+        fake.finish_turn(steer).await;
     })
     .await;
     agent.prompt("a", "x");
@@ -159,13 +159,13 @@ async fn a_steer_that_is_a_second_prompt_is_part_of_the_turn_until_both_are_answ
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_call_of_the_model_that_ends_well_is_an_error() {
-    let mut agent = start_fake_agent("codex-acp", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.send_text("Warning: no metadata\n\n").await;
-        hand.send_update(json!({"sessionUpdate": "session_info_update", "_meta": {"codex": {"threadStatus": {"type": "systemError"}}}})).await;
-        hand.send_text("scripted 400\n\n").await;
-        hand.finish_turn(prompt).await;
+async fn a_failed_model_call_is_an_error_even_if_the_agent_ends_its_turn_normally() {
+    let mut agent = start_fake_agent("codex-acp", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.send_text("Warning: no metadata\n\n").await;
+        fake.send_update(json!({"sessionUpdate": "session_info_update", "_meta": {"codex": {"threadStatus": {"type": "systemError"}}}})).await;
+        fake.send_text("scripted 400\n\n").await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     let ended = agent.run_turn("a", "x").await;
@@ -177,12 +177,12 @@ async fn a_failed_call_of_the_model_that_ends_well_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason_comes_with_the_next_prompt()
 {
-    let mut agent = start_fake_agent("copilot", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.request_permission(json!(1), "rm").await;
-        assert_eq!(hand.next_json().await["result"]["outcome"]["optionId"], "never");
-        hand.end_turn(prompt, "cancelled").await;
-        let (id, params) = hand.expect_method("session/prompt").await;
+    let mut agent = start_fake_agent("copilot", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.request_permission(json!(1), "rm").await;
+        assert_eq!(fake.next_json().await["result"]["outcome"]["optionId"], "never");
+        fake.end_turn(prompt, "cancelled").await;
+        let (id, params) = fake.expect_method("session/prompt").await;
         let texts: Vec<&str> = params["prompt"]
             .as_array()
             .expect("blocks")
@@ -190,7 +190,7 @@ async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason
             .filter_map(|it| it["text"].as_str())
             .collect();
         assert_eq!(texts, ["rm was refused: not today", "again"]);
-        hand.finish_turn(id).await;
+        fake.finish_turn(id).await;
     })
     .await;
     agent.prompt("a", "x");
@@ -201,42 +201,42 @@ async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_agent_repeats_after_it_was_ready_is_not_its_next_answer() {
-    let far = async |mut hand: FakeAcpAgent| {
-        hand.initialize(json!({"loadSession": true})).await;
-        let (id, _) = hand.expect_method("session/load").await;
-        hand.send_response(id, json!({})).await;
+async fn a_replay_after_the_agent_is_ready_is_not_its_next_answer() {
+    let play = async |mut fake: FakeAcpAgent| {
+        fake.initialize(json!({"loadSession": true})).await;
+        let (id, _) = fake.expect_method("session/load").await;
+        fake.send_response(id, json!({})).await;
         for piece in ["old ", "words"] {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-            hand.send_text(piece).await;
+            fake.send_text(piece).await;
         }
-        let prompt = hand.expect_prompt().await;
-        hand.send_text("new").await;
-        hand.finish_turn(prompt).await;
+        let prompt = fake.expect_prompt().await;
+        fake.send_text("new").await;
+        fake.finish_turn(prompt).await;
     };
     let change = |spec: &mut qd_protocol::worker::AgentSpec| {
         spec.agent = "gemini".to_owned();
         spec.agent_session_id = Some("s".to_owned());
     };
-    let mut agent = start_with(change, |pipe| far(FakeAcpAgent::new(pipe)));
+    let mut agent = start_with(change, |pipe| play(FakeAcpAgent::new(pipe)));
     assert!(matches!(agent.next_update().await, AgentUpdate::Ready { .. }));
     assert_eq!(agent.run_turn("a", "x").await.text(), "new");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_is_said_again_until_the_turn_stops() {
-    let mut agent = start_fake_agent("copilot", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.expect_method("session/cancel").await;
-        // It came too early for it: it works on, and is told again.
-        hand.send_update(json!({"sessionUpdate": "usage_update", "used": 1, "size": 2})).await;
-        hand.send_text("one ").await;
-        hand.expect_method("session/cancel").await;
+async fn a_cancel_is_repeated_until_the_turn_stops() {
+    let mut agent = start_fake_agent("copilot", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.expect_method("session/cancel").await;
+        // The cancel came too early for the agent: it keeps working and gets another.
+        fake.send_update(json!({"sessionUpdate": "usage_update", "used": 1, "size": 2})).await;
+        fake.send_text("one ").await;
+        fake.expect_method("session/cancel").await;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        hand.send_text("two").await;
-        hand.expect_method("session/cancel").await;
-        hand.end_turn(prompt, "cancelled").await;
-        hand.wait_for_hang_up().await;
+        fake.send_text("two").await;
+        fake.expect_method("session/cancel").await;
+        fake.end_turn(prompt, "cancelled").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     agent.prompt("a", "x");

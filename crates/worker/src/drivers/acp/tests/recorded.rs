@@ -1,5 +1,5 @@
-//! Exchanges with the real agents, played again. Every agent is put through the same scenes, and what the session hears
-//! of them is the same, whatever their habits; where it is not, a test of its own says so.
+//! Recorded exchanges with the real agents, played again. Every agent goes through the same scenes, and the session
+//! gets the same updates whatever the agent's habits. Each exception has a test of its own.
 
 use qd_catalog::Catalog;
 use qd_protocol::event::{AskKind, TokenUsage};
@@ -10,27 +10,27 @@ use super::open_conversation;
 use crate::drivers::harness::{DriverHarness, FinishedTurn, assert_ended_well, run_id};
 use crate::drivers::recording::{AgentRecording, ReplayResult};
 
-/// The scenes that all of them play.
+/// The scenes that all agents play.
 macro_rules! agents {
     ($($name:ident: $agent:literal),* $(,)?) => {$(
         mod $name {
             #[tokio::test(start_paused = true)]
-            async fn answers_two_prompts_and_tells_what_each_has_used() {
+            async fn answers_two_prompts_and_reports_the_usage_of_each() {
                 super::hello($agent).await;
             }
 
             #[tokio::test(start_paused = true)]
-            async fn asks_before_it_uses_a_tool_and_tells_how_that_ended() {
+            async fn asks_before_it_uses_a_tool_and_reports_the_result() {
                 super::allowed($agent).await;
             }
 
             #[tokio::test(start_paused = true)]
-            async fn takes_a_denial_as_no_failure_and_the_reason_reaches_it() {
+            async fn goes_on_after_a_denial_and_gets_its_reason() {
                 super::denied($agent).await;
             }
 
             #[tokio::test(start_paused = true)]
-            async fn stops_in_the_middle_of_its_words_and_takes_the_next_prompt() {
+            async fn stops_in_the_middle_of_its_answer_and_takes_the_next_prompt() {
                 super::cancel($agent).await;
             }
 
@@ -40,12 +40,12 @@ macro_rules! agents {
             }
 
             #[tokio::test(start_paused = true)]
-            async fn fails_with_its_model_and_is_well_again() {
+            async fn fails_if_its_model_fails_and_then_recovers() {
                 super::error($agent).await;
             }
 
             #[tokio::test(start_paused = true)]
-            async fn goes_on_in_another_process_without_a_word_of_the_past() {
+            async fn resumes_in_another_process_without_a_replay() {
                 super::resume($agent).await;
             }
         }
@@ -63,10 +63,11 @@ agents! {
 
 async fn play_scene(agent: &str, scene: &str) -> ReplayResult {
     let recording = AgentRecording::read(agent, scene);
-    let give = |spec: &mut _| recording.apply_to_spec(spec);
-    // They were recorded with a keeper, below which commands can be run for an agent.
-    let (stage, far) = DriverHarness::new(agent, give, |spec, near| open_conversation(spec, near, true));
-    recording.play(stage, far).await
+    let change_spec = |spec: &mut _| recording.apply_to_spec(spec);
+    // They were recorded with a keeper, so the driver offered to run commands.
+    let (harness, agent_end) =
+        DriverHarness::new(agent, change_spec, |spec, pipe| open_conversation(spec, pipe, true));
+    recording.play(harness, agent_end).await
 }
 
 async fn hello(agent: &str) {
@@ -74,7 +75,7 @@ async fn hello(agent: &str) {
     let AgentUpdate::Ready { agent_session_id: Some(session), .. } = &played.ready else {
         panic!("{played:?}")
     };
-    assert!(AgentRecording::read(agent, "hello").agent_says(session), "the agent's own name for it");
+    assert!(AgentRecording::read(agent, "hello").agent_says(session), "the agent's own id");
     let runs: [FinishedTurn; 2] = played.into_runs();
     for (ended, text) in
         runs.iter().zip(["ECHO[hello] users=1 results=0", "ECHO[and again] users=2 results=0"])
@@ -82,7 +83,7 @@ async fn hello(agent: &str) {
         assert_ended_well(ended);
         assert_eq!(ended.text(), text);
         let words = u64::try_from(text.split(' ').count()).unwrap();
-        assert_eq!(used_tokens(ended), (100, words), "each its own, and not those of the conversation");
+        assert_eq!(used_tokens(ended), (100, words), "of the turn, not of the conversation");
     }
 }
 
@@ -98,7 +99,7 @@ async fn allowed(agent: &str) {
 }
 
 async fn denied(agent: &str) {
-    // That the reason is told, and when, is in the recording.
+    // The recording shows that the agent gets the reason, and when.
     assert!(AgentRecording::read(agent, "denied").agent_is_sent("Bash was refused: not on a Friday"));
     let [denied, after] = play_scene(agent, "denied").await.into_runs();
     assert_asked(&denied, "echo hi > denied.txt");
@@ -141,14 +142,14 @@ async fn resume(agent: &str) {
     let recording = AgentRecording::read(agent, "resume");
     let played = play_scene(agent, "resume").await;
     let AgentUpdate::Ready { agent_session_id, .. } = &played.ready else { panic!("{played:?}") };
-    assert_eq!(*agent_session_id, recording.header.resume, "under the same name");
+    assert_eq!(*agent_session_id, recording.header.resume, "under the same id");
     let ended = played.only_run();
     assert_ended_well(&ended);
     assert_eq!(ended.text(), "RECALL[the first]");
-    assert_eq!(used_tokens(&ended), (100, 2), "and the past is not paid for again");
+    assert_eq!(used_tokens(&ended), (100, 2), "the past does not count again");
     assert_eq!(ended.notices(), Vec::<String>::new());
     assert!(
-        ended.updates.iter().all(|up| !matches!(up, AgentUpdate::Turn { run: of, .. } if *of != run_id("1")))
+        ended.updates.iter().all(|up| !matches!(up, AgentUpdate::Turn { run, .. } if *run != run_id("1")))
     );
 }
 
@@ -178,12 +179,12 @@ fn the_recordings_are_of_the_versions_that_the_manifests_name() {
     for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "opencode", "qwen"] {
         let manifest = Catalog::built_in().get(agent).expect("it is built in");
         let recorded = AgentRecording::read(agent, "hello").header.version;
-        assert_eq!(Some(recorded), manifest.agent.tested, "{agent} is to be recorded anew");
+        assert_eq!(Some(recorded), manifest.agent.tested, "{agent} must be recorded again");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_is_steered_by_its_own_verb() {
+async fn each_agent_is_steered_by_its_own_method() {
     for agent in ["claude-acp", "codex-acp"] {
         assert!(steer(agent).await.agent_is_sent("_session/steering"), "{agent}");
     }
@@ -193,7 +194,7 @@ async fn each_is_steered_by_its_own_verb() {
         "by a second prompt"
     );
     let qwen = steer("qwen").await;
-    assert!(qwen.agent_says("craft/drainMidTurnQueue"), "it asks for it");
+    assert!(qwen.agent_says("craft/drainMidTurnQueue"), "it pulls its steers");
     assert!(qwen.agent_is_sent(r#"{"messages":["turn left"]}"#));
 }
 
@@ -204,7 +205,7 @@ async fn a_question_is_one_whether_it_comes_as_a_form_or_as_a_permission() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permission_is_given_once_wherever_that_stands_among_the_options() {
+async fn permission_is_given_once_wherever_that_option_is_listed() {
     for (agent, once) in [
         ("claude-acp", "allow-once"),
         ("codex-acp", "allow_once"),
@@ -221,17 +222,20 @@ async fn a_permission_is_given_once_wherever_that_stands_among_the_options() {
     }
     for agent in ["gemini", "qwen"] {
         let always = r#""options":[{"kind":"allow_always""#;
-        assert!(AgentRecording::read(agent, "allowed").agent_says(always), "the first would be for good");
+        assert!(
+            AgentRecording::read(agent, "allowed").agent_says(always),
+            "the first option would be for ever"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_tells_its_command_when_it_begins_unless_its_agent_does_not() {
+async fn a_tool_start_has_the_command_unless_the_agent_omits_it() {
     for agent in ["claude-acp", "codex-acp", "copilot", "qwen"] {
         let ended = play_scene(agent, "allowed").await.only_run();
         assert_eq!(started_tools(&ended)[0].1["command"], "echo hi > made.txt", "{agent}");
     }
-    // One tells it only when it asks, and one begins with the folder alone.
+    // Gemini gives the command only in its permission request, and OpenCode starts with the directory alone.
     let gemini = play_scene("gemini", "allowed").await.only_run();
     assert_eq!(started_tools(&gemini), [("Bash".to_owned(), json!({}))]);
     let opencode = play_scene("opencode", "allowed").await.only_run();
@@ -239,7 +243,7 @@ async fn a_tool_tells_its_command_when_it_begins_unless_its_agent_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_bears_one_name_unless_its_agent_gives_it_another() {
+async fn a_shell_tool_is_called_bash_unless_the_agent_renames_it() {
     for agent in ["claude-acp", "copilot", "gemini", "opencode", "qwen"] {
         assert_eq!(play_scene(agent, "allowed").await.only_run().finished_tools()[0].0, "Bash", "{agent}");
     }
@@ -247,7 +251,7 @@ async fn a_tool_bears_one_name_unless_its_agent_gives_it_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_has_used_what_all_its_calls_have_unless_its_agent_tells_only_the_last() {
+async fn usage_is_summed_over_all_calls_of_a_turn_unless_the_agent_reports_only_the_last() {
     for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "qwen"] {
         assert_eq!(used_tokens(&play_scene(agent, "allowed").await.only_run()).0, 200, "{agent}");
     }
@@ -255,7 +259,7 @@ async fn a_turn_has_used_what_all_its_calls_have_unless_its_agent_tells_only_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_that_is_told_as_an_answer_is_no_answer() {
+async fn an_error_sent_as_an_answer_is_not_the_answer() {
     for agent in ["codex-acp", "copilot"] {
         assert!(
             !AgentRecording::read(agent, "error").agent_says(r#""error":{"code":-32"#),
@@ -267,7 +271,7 @@ async fn a_failure_that_is_told_as_an_answer_is_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
+async fn a_turn_that_ends_at_a_denial_ends_well_whatever_its_stop_reason() {
     assert!(AgentRecording::read("codex-acp", "denied").agent_says(r#""stopReason":"cancelled""#));
     let [codex, _] = play_scene("codex-acp", "denied").await.into_runs();
     assert_eq!((codex.stop(), codex.text().as_str()), (TurnStopReason::EndTurn, ""));
@@ -275,7 +279,7 @@ async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
         let [silent, _] = play_scene(agent, "denied").await.into_runs();
         assert_eq!((silent.stop(), silent.text().as_str()), (TurnStopReason::EndTurn, ""), "{agent}");
     }
-    // The model of these two goes on.
+    // The model goes on with these two agents.
     for agent in ["claude-acp", "gemini"] {
         let [goes_on, _] = play_scene(agent, "denied").await.into_runs();
         assert!(goes_on.text().starts_with("ECHO["), "{agent}: {}", goes_on.text());
@@ -283,16 +287,16 @@ async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_stops_at_a_denial_is_told_the_reason_with_the_next_prompt() {
-    // Told on the way, it would begin a turn of its own for it.
+async fn an_agent_that_stops_at_a_denial_gets_the_reason_with_the_next_prompt() {
+    // A steer at that point would make the agent start another turn.
     assert_eq!(AgentRecording::read("codex-acp", "denied").count_sent_lines("_session/steering"), 0);
     let [_, after] = play_scene("codex-acp", "denied").await.into_runs();
-    // The player has seen that it was: the model knows of three things that its user said.
+    // The reason was sent: the model counts three user messages.
     assert_eq!(after.text(), "ECHO[after] users=3 results=0");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_is_said_again_to_an_agent_that_goes_on() {
+async fn a_cancel_is_repeated_to_an_agent_that_goes_on() {
     for agent in ["claude-acp", "codex-acp", "opencode", "qwen"] {
         assert_eq!(
             AgentRecording::read(agent, "cancel-ask").count_sent_lines("session/cancel"),
@@ -309,7 +313,7 @@ async fn a_cancel_is_said_again_to_an_agent_that_goes_on() {
     }
 }
 
-/// One permission was asked for, in the words of a shell.
+/// Asserts that there was one permission request, for this shell command.
 #[track_caller]
 fn assert_asked(ended: &FinishedTurn, command: &str) {
     let [ask] = ended.asks()[..] else { panic!("{ended:?}") };
@@ -318,9 +322,9 @@ fn assert_asked(ended: &FinishedTurn, command: &str) {
     assert!(!ask.implicit);
 }
 
-/// The tools that began, and with what.
+/// The names and inputs of the tools that started.
 fn started_tools(ended: &FinishedTurn) -> Vec<(String, Value)> {
-    let started = ended.turn_updates().into_iter().filter_map(|said| match said {
+    let started = ended.turn_updates().into_iter().filter_map(|update| match update {
         TurnUpdate::ToolStarted { name, input, .. } => Some((name, input)),
         _ => None,
     });

@@ -1,4 +1,4 @@
-//! Conversations that go on: in another process, and after a wait for other sessions.
+//! Conversations that are resumed: by another process, and after waiting for other sessions.
 
 use qd_protocol::event::TokenUsage;
 use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
@@ -9,14 +9,14 @@ use crate::drivers::harness::assert_ended_well;
 use crate::script::ScriptSetup;
 
 #[tokio::test(start_paused = true)]
-async fn a_resumed_agents_past_is_thrown_away_and_its_totals_go_on() {
+async fn the_replay_of_a_resumed_agent_is_dropped_and_its_totals_continue() {
     let state = tempfile::tempdir().unwrap();
     let setup = ScriptSetup { state_dir: Some(state.path().to_owned()), ..ScriptSetup::default() };
     let used = r#"[{"say":"the past"},{"usage":{"input_tokens":7,"cost_usd":0.5}}]"#;
     let mut first = start_with(|_| {}, {
         let setup = setup.clone();
-        async move |far| {
-            let (from, to) = tokio::io::split(far);
+        async move |pipe| {
+            let (from, to) = tokio::io::split(pipe);
             crate::script::serve(from, to, setup).await;
         }
     });
@@ -30,22 +30,25 @@ async fn a_resumed_agents_past_is_thrown_away_and_its_totals_go_on() {
     let ended =
         second.run_turn("b", r#"[{"tool":{"name":"T"}},{"usage":{"input_tokens":1,"cost_usd":0.1}}]"#).await;
     assert_ended_well(&ended);
-    let said = ended.turn_updates();
-    assert!(matches!(&said[0], TurnUpdate::ToolStarted { call_id, .. } if call_id == "call_2_1"), "{said:?}");
+    let updates = ended.turn_updates();
+    assert!(
+        matches!(&updates[0], TurnUpdate::ToolStarted { call_id, .. } if call_id == "call_2_1"),
+        "{updates:?}"
+    );
     let usage = TokenUsage { input_tokens: 1, output_tokens: 0, cost_usd: 0.1 };
-    assert_eq!(said[2..], [TurnUpdate::Usage { usage }]);
+    assert_eq!(updates[2..], [TurnUpdate::Usage { usage }]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_has_forgotten_begins_anew_and_the_first_turn_says_so() {
+async fn an_agent_that_cannot_resume_starts_a_new_conversation_and_the_first_turn_reports_it() {
     let state = tempfile::tempdir().unwrap();
     let setup = ScriptSetup { state_dir: Some(state.path().to_owned()), ..ScriptSetup::default() };
     let mut agent = scripted_with(setup, |spec| spec.agent_session_id = Some("gone".to_owned())).await;
-    let said = agent.run_turn("a", "hello").await.turn_updates();
-    let [TurnUpdate::Notice { text }, TurnUpdate::Text { text: hello }] = &said[..] else {
-        panic!("{said:?}")
+    let updates = agent.run_turn("a", "hello").await.turn_updates();
+    let [TurnUpdate::Notice { text }, TurnUpdate::Text { text: hello }] = &updates[..] else {
+        panic!("{updates:?}")
     };
-    assert!(text.starts_with("the agent could not go on with its old conversation"), "{text}");
+    assert!(text.starts_with("the agent could not resume its old conversation"), "{text}");
     assert_eq!(hello, "hello");
     assert_eq!(
         agent.run_turn("b", "again").await.turn_updates(),
@@ -54,7 +57,7 @@ async fn an_agent_that_has_forgotten_begins_anew_and_the_first_turn_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_script_that_remembers_nothing_raises_no_alarm_about_it() {
+async fn a_stateless_script_gives_no_notice_about_a_lost_conversation() {
     let old = |spec: &mut qd_protocol::worker::AgentSpec| spec.agent_session_id = Some("gone".to_owned());
     let mut agent = scripted_with(ScriptSetup::default(), old).await;
     assert_eq!(
@@ -64,7 +67,7 @@ async fn a_script_that_remembers_nothing_raises_no_alarm_about_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_suspended_turn_goes_on_behind_its_step_with_its_transcript_in_any_process() {
+async fn a_suspended_turn_continues_after_its_step_from_its_transcript_in_any_process() {
     let script = r#"[{"say":"one"},{"suspend":true},{"say":"two"}]"#;
     let mut agent = scripted().await;
     let ended = agent.run_turn("a", script).await;

@@ -1,4 +1,4 @@
-//! Every step of section 9 of the contract, through the driver.
+//! Every step of a script (section 9 of the contract), through the driver.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ async fn an_ask_waits_for_its_answer_and_says_it() {
     let mut agent = scripted().await;
     let script = r#"[{"ask":{"tool":"Bash","input":{"command":"rm"},"risk":"high"}}]"#;
     let mut ids = Vec::new();
-    for (name, reply, says) in [
+    for (name, reply, text) in [
         ("a", decision_reply(PermissionDecision::AllowOnce, None), "allowed"),
         ("b", decision_reply(PermissionDecision::AllowAlways, None), "allowed"),
         ("c", decision_reply(PermissionDecision::Deny, Some("too risky")), "denied: too risky"),
@@ -114,7 +114,7 @@ async fn an_ask_waits_for_its_answer_and_says_it() {
         let ended = agent.wait_for_end(name).await;
         assert_ended_well(&ended);
         assert_eq!(ended.updates[0], AgentUpdate::AskDelivered { ask: ask.id.clone() });
-        assert_eq!((ended.updates.len(), ended.text().as_str()), (2, says));
+        assert_eq!((ended.updates.len(), ended.text().as_str()), (2, text));
         ids.push(ask.id);
     }
     ids.sort();
@@ -140,7 +140,7 @@ async fn a_question_says_its_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_withdrawn_ask_ends_the_turn_unless_it_pays_no_heed() {
+async fn a_withdrawn_ask_ends_the_turn_unless_it_ignores_cancels() {
     let mut agent = scripted().await;
     for (name, step) in [("a", r#"{"ask":{"tool":"Bash"}}"#), ("b", r#"{"question":{"prompt":"q"}}"#)] {
         agent.prompt(name, &format!(r#"[{step},{{"say":"never"}}]"#));
@@ -157,7 +157,7 @@ async fn a_withdrawn_ask_ends_the_turn_unless_it_pays_no_heed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn plan_and_usage_are_told_as_they_are() {
+async fn plan_and_usage_are_reported_unchanged() {
     let mut agent = scripted().await;
     let script = r#"[{"plan":[{"content":"one","status":"in_progress"},{"content":"two"},{"content":"three","status":"odd"}]},
         {"usage":{"input_tokens":3,"output_tokens":4,"cost_usd":0.1}},{"usage":{"input_tokens":1,"cost_usd":0.2}}]"#;
@@ -187,7 +187,7 @@ async fn write_and_read_are_relative_to_the_workspace_and_their_errors_fail_the_
         [("b", r#"[{"read":"absent"}]"#), ("c", r#"[{"write":{"path":"sub","content":""}}]"#)]
     {
         let ended = agent.run_turn(name, script).await;
-        let error = ended.outcome.error.expect("it cannot be done");
+        let error = ended.outcome.error.expect("it must fail");
         assert_eq!((ended.outcome.stop, error.code.as_str()), (TurnStopReason::Error, "agent_error"));
         assert!(error.message.starts_with("cannot "), "{}", error.message);
     }
@@ -206,7 +206,7 @@ async fn spawn_really_starts_a_process_and_says_its_pid() {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 
     let ended = agent.run_turn("b", r#"[{"spawn":{"argv":["/no/such/program"]}}]"#).await;
-    let error = ended.outcome.error.expect("it cannot be done");
+    let error = ended.outcome.error.expect("it must fail");
     assert!(error.message.starts_with("cannot start /no/such/program"), "{}", error.message);
 }
 
@@ -241,7 +241,7 @@ async fn steers_that_nobody_awaits_are_missed_before_the_end_also_of_a_cancelled
         agent.prompt(name, r#"[{"say":"x"},{"sleep_ms":100}]"#);
         agent.wait_for_text("x").await;
         let numbers = [agent.steer(name, "one"), agent.steer(name, "two")];
-        // Lets the agent take the steers in: a cancel would overtake them.
+        // Gives the agent time to receive the steers, because a cancel would overtake them.
         tokio::time::sleep(Duration::from_millis(1)).await;
         if cancel {
             agent.cancel(name);
@@ -253,7 +253,7 @@ async fn steers_that_nobody_awaits_are_missed_before_the_end_also_of_a_cancelled
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_words_come_after_the_end_under_the_old_run_also_after_a_cancel() {
+async fn late_output_comes_after_the_end_under_the_old_run_also_after_a_cancel() {
     let mut agent = scripted().await;
     for (name, script) in [
         ("a", r#"[{"late":"too late"},{"say":"x"}]"#),
@@ -315,7 +315,7 @@ async fn exit_ends_the_agent_after_its_last_words() {
 #[tokio::test(start_paused = true)]
 async fn a_script_with_a_bad_step_fails_before_its_first_step() {
     let mut agent = scripted().await;
-    for (at, (script, says)) in [
+    for (at, (script, expected)) in [
         (r#"[{"say":"x"},{"dance":1}]"#, "step 2 of 2 (`dance`)"),
         (r#"[{"say":"x"},{"sleep_ms":"long"}]"#, "step 2 of 2 (`sleep_ms`)"),
     ]
@@ -324,14 +324,14 @@ async fn a_script_with_a_bad_step_fails_before_its_first_step() {
     {
         let ended = agent.run_turn(&format!("r{at}"), script).await;
         assert_eq!((ended.outcome.stop, ended.updates), (TurnStopReason::Error, vec![]));
-        let error = ended.outcome.error.expect("what is wrong");
+        let error = ended.outcome.error.expect("an error");
         assert_eq!(error.code, "invalid_script");
-        assert!(error.message.contains(says), "{}", error.message);
+        assert!(error.message.contains(expected), "{}", error.message);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_ready_after_as_long_as_its_environment_says_and_not_at_all_if_that_is_nonsense() {
+async fn it_is_ready_after_the_delay_in_its_environment_and_fails_if_that_is_no_number() {
     let start = Instant::now();
     let setup = |ms: &str| ScriptSetup { ready_ms: Some(ms.to_owned()), ..ScriptSetup::default() };
     scripted_with(setup("1500"), |_| {}).await;
@@ -339,8 +339,8 @@ async fn it_is_ready_after_as_long_as_its_environment_says_and_not_at_all_if_tha
 
     let mut agent = start_with(
         |_| {},
-        async move |far| {
-            let (from, to) = tokio::io::split(far);
+        async move |pipe| {
+            let (from, to) = tokio::io::split(pipe);
             crate::script::serve(from, to, setup("s3cret")).await;
         },
     );

@@ -1,4 +1,4 @@
-//! Cancels, and several things at once, with an agent whose every line the test writes itself.
+//! Cancels, asks and output in all orders, with an agent whose every line the test writes itself.
 
 use qd_protocol::event::{PermissionDecision, RunError};
 use qd_protocol::link::{AgentUpdate, AskResolution, TurnStopReason, TurnUpdate};
@@ -62,44 +62,44 @@ async fn a_cancel_at_once_still_cancels_and_the_next_turn_is_not_poisoned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_that_came_before_the_turn_had_begun_is_said_again_at_its_first_word_and_no_more() {
-    let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = start_fake_agent("script", async move |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        seen.send(()).await.expect("the test listens");
-        hand.expect_method("session/cancel").await;
-        // It has missed that, and begins.
-        hand.send_text("working").await;
-        hand.send_text("on").await;
-        hand.expect_method("session/cancel").await;
-        hand.end_turn(prompt, "cancelled").await;
-        let prompt = hand.expect_prompt().await;
-        hand.finish_turn(prompt).await;
+async fn a_cancel_sent_before_the_turn_began_is_repeated_once_at_its_first_output() {
+    let (prompted, mut on_prompt) = mpsc::channel(1);
+    let mut agent = start_fake_agent("script", async move |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        prompted.send(()).await.expect("the test listens");
+        fake.expect_method("session/cancel").await;
+        // The agent missed the cancel and begins its turn.
+        fake.send_text("working").await;
+        fake.send_text("on").await;
+        fake.expect_method("session/cancel").await;
+        fake.end_turn(prompt, "cancelled").await;
+        let prompt = fake.expect_prompt().await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
-    sees.recv().await.expect("it was prompted");
+    on_prompt.recv().await.expect("it was prompted");
     agent.cancel("a");
     assert_eq!(agent.wait_for_end("a").await.outcome.stop, TurnStopReason::Cancelled);
-    // No third cancel: the next thing that the agent hears is a prompt.
+    // There is no third cancel: the agent's next message is a prompt.
     assert_ended_well(&agent.run_turn("b", "x").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_asks_wait_at_once_and_each_gets_its_own_answer() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.request_permission(json!("one"), "first").await;
-        hand.request_permission(json!(2), "second").await;
-        let second = hand.next_json().await;
-        // The protocol has no word for the reason, and this agent one for what it is told on its way.
-        let (_, reason) = hand.expect_method("_session/steering").await;
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.request_permission(json!("one"), "first").await;
+        fake.request_permission(json!(2), "second").await;
+        let second = fake.next_json().await;
+        // The protocol has no field for the reason, so this agent gets it as a steer.
+        let (_, reason) = fake.expect_method("_session/steering").await;
         assert_eq!(reason["prompt"][0]["text"], "second was refused: not that");
-        let first = hand.next_json().await;
+        let first = fake.next_json().await;
         assert_eq!((&second["id"], &second["result"]["outcome"]["optionId"]), (&json!(2), &json!("never")));
         assert_eq!(second["result"]["_meta"]["quarterdeck"]["reason"], "not that");
         assert_eq!((&first["id"], &first["result"]["outcome"]["optionId"]), (&json!("one"), &json!("once")));
-        hand.finish_turn(prompt).await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
@@ -111,45 +111,48 @@ async fn two_asks_wait_at_once_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_would_only_take_a_yes_for_ever_is_refused_with_a_notice() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
+async fn an_agent_that_offers_only_permission_for_ever_is_refused_with_a_notice() {
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
         let options = json!([
             {"optionId": "for-ever", "name": "Always", "kind": "allow_always"},
             {"optionId": "never", "name": "No", "kind": "reject_once"},
         ]);
         let call = json!({"toolCallId": "c", "title": "rm", "rawInput": {"command": "rm"}});
         let params = json!({"sessionId": "s", "toolCall": call, "options": options});
-        hand.send(json!({"id": 1, "method": "session/request_permission", "params": params})).await;
-        assert_eq!(hand.next_json().await["result"]["outcome"]["optionId"], "never");
-        hand.finish_turn(prompt).await;
+        fake.send(json!({"id": 1, "method": "session/request_permission", "params": params})).await;
+        assert_eq!(fake.next_json().await["result"]["outcome"]["optionId"], "never");
+        fake.finish_turn(prompt).await;
     })
     .await;
     let ended = agent.run_turn("a", "x").await;
     assert_ended_well(&ended);
-    let said = ended.turn_updates();
-    assert!(matches!(&said[..], [TurnUpdate::ToolStarted { .. }, TurnUpdate::Notice { .. }]), "{said:?}");
+    let updates = ended.turn_updates();
+    assert!(
+        matches!(&updates[..], [TurnUpdate::ToolStarted { .. }, TurnUpdate::Notice { .. }]),
+        "{updates:?}"
+    );
     assert!(!ended.updates.iter().any(|up| matches!(up, AgentUpdate::Ask { .. })), "nobody is asked");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_answers_every_open_ask_with_cancelled_and_those_that_come_later_too() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.request_permission(json!(1), "first").await;
-        hand.request_permission(json!(2), "second").await;
-        hand.expect_method("session/cancel").await;
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.request_permission(json!(1), "first").await;
+        fake.request_permission(json!(2), "second").await;
+        fake.expect_method("session/cancel").await;
         for id in [1, 2] {
-            let answer = hand.next_json().await;
+            let answer = fake.next_json().await;
             assert_eq!(
                 (&answer["id"], &answer["result"]["outcome"]["outcome"]),
                 (&json!(id), &json!("cancelled"))
             );
         }
-        hand.request_permission(json!(3), "third").await;
-        assert_eq!(hand.next_json().await["result"]["outcome"]["outcome"], "cancelled");
-        hand.end_turn(prompt, "cancelled").await;
-        hand.wait_for_hang_up().await;
+        fake.request_permission(json!(3), "third").await;
+        assert_eq!(fake.next_json().await["result"]["outcome"]["outcome"], "cancelled");
+        fake.end_turn(prompt, "cancelled").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     agent.prompt("a", "x");
@@ -161,28 +164,28 @@ async fn a_cancel_answers_every_open_ask_with_cancelled_and_those_that_come_late
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_the_agent_gives_up_is_withdrawn() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
-        let prompt = hand.expect_prompt().await;
-        hand.request_permission(json!(1), "first").await;
-        hand.send(json!({"method": "$/cancel_request", "params": {"requestId": 1}})).await;
-        assert_eq!(hand.next_json().await["error"]["code"], -32800);
-        hand.finish_turn(prompt).await;
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        let prompt = fake.expect_prompt().await;
+        fake.request_permission(json!(1), "first").await;
+        fake.send(json!({"method": "$/cancel_request", "params": {"requestId": 1}})).await;
+        assert_eq!(fake.next_json().await["error"]["code"], -32800);
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
     let ask = agent.wait_for_ask().await;
     let ended = agent.wait_for_end("a").await;
     assert_eq!(ended.updates, [AgentUpdate::AskWithdrawn { ask: ask.id.clone() }]);
-    // Too late, and harmless.
+    // This comes too late and does no harm.
     agent.answer(&ask, AskResolution::Withdrawn);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_goes_in_the_middle_of_its_turn_has_said_what_it_said() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
-        hand.expect_prompt().await;
-        hand.request_permission(json!(1), "first").await;
-        hand.send_text("so far").await;
+async fn output_of_an_agent_that_exits_during_its_turn_is_kept() {
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        fake.expect_prompt().await;
+        fake.request_permission(json!(1), "first").await;
+        fake.send_text("so far").await;
     })
     .await;
     agent.prompt("a", "x");
@@ -192,38 +195,38 @@ async fn an_agent_that_goes_in_the_middle_of_its_turn_has_said_what_it_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_says_much_waits_while_nobody_listens() {
+async fn an_agent_with_much_output_waits_while_nobody_reads_it() {
     const PIECES: usize = 5000;
     let (progress, mut written) = tokio::sync::watch::channel(0);
-    let mut agent = start_fake_agent("script", async move |mut hand| {
-        let prompt = hand.expect_prompt().await;
+    let mut agent = start_fake_agent("script", async move |mut fake| {
+        let prompt = fake.expect_prompt().await;
         for at in 1..=PIECES {
-            hand.send_text(&"x".repeat(60_000)).await;
+            fake.send_text(&"x".repeat(60_000)).await;
             progress.send_replace(at);
         }
-        hand.finish_turn(prompt).await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
-    // Time moves on only when nothing else can.
+    // Paused time moves on only when every task is idle.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     let at = *written.borrow_and_update();
-    assert!(at > 0 && at < PIECES / 2, "{at} pieces of {PIECES} were taken with nobody listening");
+    assert!(at > 0 && at < PIECES / 2, "{at} pieces of {PIECES} were read although nobody took the updates");
     let ended = agent.wait_for_end("a").await;
     assert_eq!(ended.text().len(), PIECES * 60_000);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_overtakes_words_that_nobody_takes() {
-    let (seen, mut sees) = mpsc::channel(1);
+async fn a_cancel_overtakes_output_that_nobody_takes() {
+    let (cancelled, mut on_cancel) = mpsc::channel(1);
     let mut agent = start_with(
         |_| {},
-        async move |far| {
+        async move |pipe| {
             let FakeAcpAgent { far: AgentPipe { mut lines, mut writer } } = {
-                let mut hand = FakeAcpAgent::new(far);
-                hand.handshake().await;
-                hand.expect_prompt().await;
-                hand
+                let mut fake = FakeAcpAgent::new(pipe);
+                fake.handshake().await;
+                fake.expect_prompt().await;
+                fake
             };
             let update = json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "x".repeat(60_000)}});
             let message = json!({"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "s", "update": update}});
@@ -235,7 +238,7 @@ async fn a_cancel_overtakes_words_that_nobody_takes() {
             let listen = async {
                 let line = lines.next_line().await.expect("a pipe in memory").expect("it is open");
                 assert!(line.contains("session/cancel"), "{line}");
-                seen.send(()).await.expect("the test listens");
+                cancelled.send(()).await.expect("the test listens");
             };
             tokio::select! { () = speak => {}, () = listen => {} }
         },
@@ -244,21 +247,21 @@ async fn a_cancel_overtakes_words_that_nobody_takes() {
     agent.prompt("a", "x");
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     agent.cancel("a");
-    sees.recv().await.expect("the cancel came through");
+    on_cancel.recv().await.expect("the cancel came through");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_agent_is_the_error_of_its_turn() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
+    let mut agent = start_fake_agent("script", async |mut fake| {
         for error in [
             json!({"code": -32603, "message": "Internal error", "data": {"details": "400 from the model"}}),
             json!({"code": -32000, "message": "Authentication required"}),
             json!({"code": 400, "message": "bad", "data": {"quarterdeck": {"code": "Not A Code"}}}),
         ] {
-            let prompt = hand.expect_prompt().await;
-            hand.send(json!({"id": prompt, "error": error})).await;
+            let prompt = fake.expect_prompt().await;
+            fake.send(json!({"id": prompt, "error": error})).await;
         }
-        hand.wait_for_hang_up().await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     for (name, code, message) in [
@@ -275,17 +278,17 @@ async fn an_error_of_the_agent_is_the_error_of_its_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn words_between_turns_belong_to_the_turn_before_and_those_before_the_first_to_none() {
-    let mut agent = start_fake_agent("script", async |mut hand| {
-        hand.send_text("the past, too late").await;
-        let prompt = hand.expect_prompt().await;
-        hand.end_turn(prompt, "end_turn").await;
-        hand.send_text("afterthought").await;
-        hand.request_permission(json!(1), "late").await;
-        assert_eq!(hand.next_json().await["result"]["outcome"]["outcome"], "cancelled");
-        let prompt = hand.expect_prompt().await;
-        hand.send_text("answer").await;
-        hand.finish_turn(prompt).await;
+async fn output_between_turns_belongs_to_the_previous_turn_and_is_dropped_before_the_first() {
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        fake.send_text("the past, too late").await;
+        let prompt = fake.expect_prompt().await;
+        fake.end_turn(prompt, "end_turn").await;
+        fake.send_text("afterthought").await;
+        fake.request_permission(json!(1), "late").await;
+        assert_eq!(fake.next_json().await["result"]["outcome"]["outcome"], "cancelled");
+        let prompt = fake.expect_prompt().await;
+        fake.send_text("answer").await;
+        fake.finish_turn(prompt).await;
     })
     .await;
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;

@@ -1,36 +1,35 @@
-//! An agent by hand: Claude's side of the protocol, as far as these tests need it.
+//! A fake agent for tests: Claude Code's side of the protocol, as far as these tests need it.
 
 use serde_json::{Value, json};
 use tokio::io::DuplexStream;
 
 use crate::drivers::harness::{AgentPipe, deref_to_agent_pipe};
 
-/// An agent whose every line a test writes.
 pub(super) struct FakeClaudeAgent {
     far: AgentPipe,
     message_count: u32,
-    /// What it says that the conversation has cost.
+    /// The total cost that the agent reports.
     pub(super) total_cost: f64,
 }
 
 deref_to_agent_pipe!(FakeClaudeAgent);
 
 impl FakeClaudeAgent {
-    pub(super) fn new(far: DuplexStream) -> Self {
-        Self { far: AgentPipe::new(far), message_count: 0, total_cost: 0.0 }
+    pub(super) fn new(pipe: DuplexStream) -> Self {
+        Self { far: AgentPipe::new(pipe), message_count: 0, total_cost: 0.0 }
     }
 
     pub(super) async fn send(&mut self, message: Value) {
         self.write_line(&message.to_string()).await;
     }
 
-    /// The handshake.
+    /// Completes the handshake.
     pub(super) async fn handshake(&mut self) {
         let hello = self.expect_control_request("initialize").await;
         self.answer_request(&hello, json!({"commands": [], "pid": 1})).await;
     }
 
-    /// The next line, which is a request of this subtype; gives its id.
+    /// Expects a control request of this subtype and returns its id.
     pub(super) async fn expect_control_request(&mut self, subtype: &str) -> String {
         let line = self.next_json().await;
         assert_eq!(line["request"]["subtype"], subtype, "{line}");
@@ -42,7 +41,7 @@ impl FakeClaudeAgent {
         self.send(json!({"type": "control_response", "response": response})).await;
     }
 
-    /// An interrupt that drops what waits, and its receipt.
+    /// Expects an interrupt that also cancels queued messages, and acknowledges it.
     pub(super) async fn expect_interrupt(&mut self) {
         let line = self.next_json().await;
         assert_eq!(line["request"], json!({"subtype": "interrupt", "cancel_queued": true}), "{line}");
@@ -50,15 +49,15 @@ impl FakeClaudeAgent {
         self.answer_request(&id, json!({"still_queued": [], "cancelled": []})).await;
     }
 
-    /// Takes a message; gives its name and its text.
+    /// Expects a user message and returns its UUID and text.
     pub(super) async fn expect_user_message(&mut self) -> (String, String) {
         let line = self.next_json().await;
         assert_eq!(line["type"], "user", "{line}");
         let text = line["message"]["content"][0]["text"].as_str().expect("text").to_owned();
-        (line["uuid"].as_str().expect("a name").to_owned(), text)
+        (line["uuid"].as_str().expect("a UUID").to_owned(), text)
     }
 
-    /// Takes a prompt and begins with it.
+    /// Expects a prompt and starts on it. Returns its UUID.
     pub(super) async fn start_prompt(&mut self) -> String {
         let (uuid, _) = self.expect_user_message().await;
         self.send_lifecycle(&uuid, "queued").await;
@@ -71,7 +70,7 @@ impl FakeClaudeAgent {
         self.send(json!({"type": "command_lifecycle", "command_uuid": uuid, "state": state})).await;
     }
 
-    /// Text, streamed and then whole, as the real one does.
+    /// Sends text in pieces and then whole, as the real program does.
     pub(super) async fn send_text(&mut self, text: &str) {
         self.message_count += 1;
         let id = format!("msg_{}", self.message_count);
@@ -95,7 +94,6 @@ impl FakeClaudeAgent {
         self.send(json!({"type": "assistant", "message": message, "parent_tool_use_id": null})).await;
     }
 
-    /// Wants to use a tool.
     pub(super) async fn request_permission(&mut self, id: &str, tool: &str, input: Value) {
         let suggestions = json!([{"type": "addRules", "behavior": "allow"}]);
         let request = json!({"subtype": "can_use_tool", "tool_name": tool, "input": input,
@@ -103,14 +101,14 @@ impl FakeClaudeAgent {
         self.send(json!({"type": "control_request", "request_id": id, "request": request})).await;
     }
 
-    /// The answer to what it wanted.
+    /// Expects the response to the request with this id.
     pub(super) async fn expect_answer(&mut self, id: &str) -> Value {
         let mut line = self.next_json().await;
         assert_eq!(line["response"]["request_id"], id, "{line}");
         line["response"].take()
     }
 
-    /// The end of a turn that was about these messages, without a word on their fates.
+    /// Ends the turn of these messages with a result, without lifecycle reports.
     pub(super) async fn send_result(&mut self, uuids: &[&str], result: Value) {
         self.total_cost += 0.5;
         let mut line = json!({"is_error": false, "subtype": "success", "stop_reason": "end_turn",
@@ -121,18 +119,18 @@ impl FakeClaudeAgent {
         for (name, value) in result.as_object().expect("fields") {
             line[name] = value.clone();
         }
-        // Not the first of its fields, as in the real one.
+        // The type is not the first field, as in the real program.
         line["type"] = json!("result");
         self.send(line).await;
     }
 
-    /// The end of a turn, as the real one tells it.
+    /// Ends a turn as the real program does.
     pub(super) async fn end_turn(&mut self, uuid: &str, text: &str) {
         self.send_result(&[uuid], json!({"result": text})).await;
         self.send_lifecycle(uuid, "completed").await;
     }
 
-    /// The end of a turn that was interrupted.
+    /// Ends a turn that was interrupted.
     pub(super) async fn abort_turn(&mut self, uuid: &str) {
         let aborted = json!({"is_error": true, "subtype": "error_during_execution", "stop_reason": null,
             "terminal_reason": "aborted_streaming", "errors": ["[diagnostic]"]});

@@ -1,5 +1,5 @@
-//! Promises of the driver, seen from the session's end of a link. At the other end is an agent whose every line a test
-//! writes, or one that was recorded; between the two is a pipe in memory, and time stands still.
+//! Tests of the driver, seen from the session's end of a link. The agent is a fake whose every line a test writes, or a
+//! recording. The two are connected by an in-memory pipe, and time is paused.
 
 mod cancels;
 mod fake_agent;
@@ -26,46 +26,46 @@ type ClaudeTestConversation = ClaudeConversation<ReadHalf<DuplexStream>, WriteHa
 
 impl_harness_driver!(ClaudeTestConversation);
 
-/// What the driver is given besides the agent.
+/// What the driver gets besides the agent.
 #[derive(Default)]
 struct ClaudeTestSetup {
     pricing: TokenPricing,
-    /// The conversation that it goes on with.
+    /// The id of the conversation to resume.
     resumed: Option<String>,
     resume_failure: Option<String>,
 }
 
-/// An agent whose lines the test writes, after its handshake.
+/// A fake agent whose lines the test writes, after its handshake.
 async fn start_fake_agent<F, A>(play: F) -> DriverHarness
 where
     F: FnOnce(FakeClaudeAgent) -> A + Send + 'static,
     A: Future<Output = ()> + Send + 'static,
 {
-    let mut stage = start_with(ClaudeTestSetup::default(), |far| async move {
-        let mut hand = FakeClaudeAgent::new(far);
-        hand.handshake().await;
-        play(hand).await;
+    let mut harness = start_with(ClaudeTestSetup::default(), |pipe| async move {
+        let mut fake = FakeClaudeAgent::new(pipe);
+        fake.handshake().await;
+        play(fake).await;
     });
-    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { steers: true, .. }));
-    stage
+    assert!(matches!(harness.next_update().await, AgentUpdate::Ready { steers: true, .. }));
+    harness
 }
 
-/// Any agent at the far end of a pipe.
-fn start_with<F, A>(given: ClaudeTestSetup, far: F) -> DriverHarness
+/// Any agent at the other end of a pipe.
+fn start_with<F, A>(setup: ClaudeTestSetup, run_agent: F) -> DriverHarness
 where
     F: FnOnce(DuplexStream) -> A,
     A: Future<Output = ()> + Send + 'static,
 {
-    let (stage, other) = DriverHarness::new("claude", |_| {}, |_, near| open_conversation(given, near));
-    stage.with_agent_task(far(other))
+    let (harness, agent_end) = DriverHarness::new("claude", |_| {}, |_, pipe| open_conversation(setup, pipe));
+    harness.with_agent_task(run_agent(agent_end))
 }
 
-/// A conversation, after its opening.
+/// Opens a conversation over a pipe.
 async fn open_conversation(
-    given: ClaudeTestSetup,
-    near: DuplexStream,
+    setup: ClaudeTestSetup,
+    pipe: DuplexStream,
 ) -> Result<(ClaudeTestConversation, AgentUpdate), AgentExitReason> {
-    let (from, to) = tokio::io::split(near);
+    let (from, to) = tokio::io::split(pipe);
     let mut lines = LineTransport::new(from, to, Box::pin(pending()));
     match perform_handshake(&mut lines).await {
         Ok(()) => {}
@@ -74,9 +74,16 @@ async fn open_conversation(
             return Err(AgentExitReason::Failed(RunError::new("refused", why)));
         }
     }
-    let ClaudeTestSetup { pricing, resumed, resume_failure: forgot } = given;
-    let ear = ClaudeEventDecoder::new(ClaudeUsageCounter::new(pricing, None, resumed.is_some()));
-    let talk = ClaudeConversation::new(lines, resumed.unwrap_or_else(|| "s".to_owned()), ear, true, forgot);
-    let hello = AgentUpdate::Ready { agent_session_id: Some(talk.session_id().to_owned()), steers: true };
-    Ok((talk, hello))
+    let ClaudeTestSetup { pricing, resumed, resume_failure } = setup;
+    let decoder = ClaudeEventDecoder::new(ClaudeUsageCounter::new(pricing, None, resumed.is_some()));
+    let conversation = ClaudeConversation::new(
+        lines,
+        resumed.unwrap_or_else(|| "s".to_owned()),
+        decoder,
+        true,
+        resume_failure,
+    );
+    let ready =
+        AgentUpdate::Ready { agent_session_id: Some(conversation.session_id().to_owned()), steers: true };
+    Ok((conversation, ready))
 }

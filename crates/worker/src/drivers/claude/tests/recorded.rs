@@ -1,4 +1,4 @@
-//! Exchanges with the real program, played again.
+//! Recorded exchanges with the real program, played again.
 
 use qd_protocol::event::TokenUsage;
 use qd_protocol::link::{AgentUpdate, TurnStopReason};
@@ -8,22 +8,22 @@ use crate::drivers::harness::{DriverHarness, FinishedTurn, assert_ended_well, ru
 use crate::drivers::recording::{AgentRecording, ReplayResult};
 
 async fn play_scene(scene: &str) -> ReplayResult {
-    let (recording, stage, far) = stage_scene(scene);
-    recording.play(stage, far).await
+    let (recording, harness, agent_end) = prepare_scene(scene);
+    recording.play(harness, agent_end).await
 }
 
-fn stage_scene(scene: &str) -> (AgentRecording, DriverHarness, tokio::io::DuplexStream) {
+fn prepare_scene(scene: &str) -> (AgentRecording, DriverHarness, tokio::io::DuplexStream) {
     let recording = AgentRecording::read("claude", scene);
-    let given = ClaudeTestSetup { resumed: recording.header.resume.clone(), ..ClaudeTestSetup::default() };
-    let (stage, far) = DriverHarness::new(
+    let setup = ClaudeTestSetup { resumed: recording.header.resume.clone(), ..ClaudeTestSetup::default() };
+    let (harness, agent_end) = DriverHarness::new(
         "claude",
         |spec| recording.apply_to_spec(spec),
-        |_, near| open_conversation(given, near),
+        |_, pipe| open_conversation(setup, pipe),
     );
-    (recording, stage, far)
+    (recording, harness, agent_end)
 }
 
-/// The tools that ended, and whether that was an error.
+/// The tools that finished, and whether with an error.
 fn finished_tools(ended: &FinishedTurn) -> Vec<(String, bool)> {
     ended.finished_tools().into_iter().map(|(name, _, is_error)| (name, is_error)).collect()
 }
@@ -69,7 +69,7 @@ async fn a_question() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_while_the_model_speaks_and_a_prompt_after_it() {
+async fn a_cancel_while_the_model_writes_and_a_prompt_after_it() {
     let [cancelled, after] = play_scene("cancel").await.into_runs();
     assert_eq!(cancelled.stop(), TurnStopReason::Cancelled);
     assert!(cancelled.text().contains("tok1 "));
@@ -97,7 +97,7 @@ async fn a_steer_during_a_tool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_steer_while_the_model_speaks() {
+async fn a_steer_while_the_model_writes() {
     let ended = play_scene("steer-speaking").await.only_run();
     assert_ended_well(&ended);
     assert!(ended.updates.iter().any(|up| matches!(up, AgentUpdate::SteerTaken { .. })));
@@ -119,25 +119,25 @@ async fn a_model_that_fails_and_one_that_is_called_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conversation_that_goes_on_in_another_process_and_is_charged_for_what_is_new() {
+async fn a_resumed_conversation_counts_only_new_usage() {
     let ended = play_scene("resume").await.only_run();
     assert_eq!(ended.outcome.text.as_deref(), Some("ECHO[two] users=2 results=0"));
     assert_eq!(ended.usage().cost_usd, 0.00054);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conversation_that_is_not_there() {
-    let (recording, stage, far) = stage_scene("resume-refused");
-    let error = recording.play_refused(stage, far).await;
+async fn a_missing_conversation_is_refused() {
+    let (recording, harness, agent_end) = prepare_scene("resume-refused");
+    let error = recording.play_refused(harness, agent_end).await;
     assert!(error.message.starts_with("No conversation found"), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_of_the_agents_own_after_a_task_in_the_background() {
+async fn a_turn_that_the_agent_starts_after_a_background_task() {
     let [begun, after] = play_scene("background").await.into_runs();
     assert_ended_well(&begun);
-    // What it says by itself belongs to the run before.
-    let late = |up: &AgentUpdate| matches!(up, AgentUpdate::Turn { run: of, .. } if *of == run_id("1"));
+    // Its output belongs to the previous run.
+    let late = |up: &AgentUpdate| matches!(up, AgentUpdate::Turn { run, .. } if *run == run_id("1"));
     let late =
         FinishedTurn { updates: after.updates.into_iter().filter(late).collect(), outcome: begun.outcome };
     assert_eq!(late.text(), "it has ended");
@@ -145,11 +145,11 @@ async fn a_turn_of_the_agents_own_after_a_task_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_helper_whose_tools_are_shown_and_whose_words_are_not() {
+async fn a_subagent_whose_tools_are_shown_and_whose_text_is_not() {
     let ended = play_scene("helper").await.only_run();
     assert_ended_well(&ended);
     let names: Vec<_> = finished_tools(&ended).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["Bash", "Agent"]);
     assert_eq!((ended.text().as_str(), ended.outcome.text.as_deref()), ("done", Some("done")));
-    assert!(ended.usage().input_tokens > 200, "the helper's calls count, too: {:?}", ended.usage());
+    assert!(ended.usage().input_tokens > 200, "the subagent's calls count, too: {:?}", ended.usage());
 }

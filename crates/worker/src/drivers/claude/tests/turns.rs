@@ -1,4 +1,4 @@
-//! Turns from their prompts to their results: words, tools, asks and figures.
+//! Turns from prompt to result: text, tools, asks and usage.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use crate::drivers::pricing::TokenPricing;
 
 #[tokio::test(start_paused = true)]
 async fn text_comes_in_pieces_and_once_with_its_tokens_and_its_cost() {
-    let mut agent = start_fake_agent(|mut hand| async move {
+    let mut agent = start_fake_agent(|mut fake| async move {
         for _ in 0..2 {
-            let prompt = hand.start_prompt().await;
-            hand.send_text("hello there").await;
-            hand.end_turn(&prompt, "hello there").await;
+            let prompt = fake.start_prompt().await;
+            fake.send_text("hello there").await;
+            fake.end_turn(&prompt, "hello there").await;
         }
-        hand.wait_for_hang_up().await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     for name in ["a", "b"] {
@@ -36,87 +36,88 @@ async fn text_comes_in_pieces_and_once_with_its_tokens_and_its_cost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_comes_with_its_files_and_what_cannot_be_taken_is_named() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let line = hand.next_json().await;
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let line = fake.next_json().await;
         let content = line["message"]["content"].as_array().expect("blocks");
         assert_eq!((content[0]["text"].as_str(), content[1]["type"].as_str()), (Some("look"), Some("image")));
         assert_eq!(content.len(), 2);
-        hand.end_turn(line["uuid"].as_str().expect("a name"), "seen").await;
-        hand.wait_for_hang_up().await;
+        fake.end_turn(line["uuid"].as_str().expect("a UUID"), "seen").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     let file =
         |name: &str, mime: &str| PromptFile { name: name.into(), mime: mime.into(), data: "/w==".into() };
     agent.prompt_with("a", "look", vec![file("a.png", "image/png"), file("b.bin", "x/y")], vec![]);
-    let said = agent.wait_for_end("a").await.turn_updates();
-    assert!(matches!(&said[0], TurnUpdate::Notice { text } if text.contains("b.bin")), "{said:?}");
+    let updates = agent.wait_for_end("a").await.turn_updates();
+    assert!(matches!(&updates[0], TurnUpdate::Notice { text } if text.contains("b.bin")), "{updates:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_said_between_two_turns_belongs_to_the_one_before_and_so_does_a_turn_of_its_own() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let prompt = hand.start_prompt().await;
-        hand.end_turn(&prompt, "begun").await;
-        // A task in the background has ended: nobody's prompt.
-        hand.send_text("it is done").await;
-        hand.request_permission("late", "Bash", json!({"command": "ls"})).await;
-        assert_eq!(hand.expect_answer("late").await["response"]["behavior"], "deny");
-        // The next prompt meets it in the middle, and is taken into it.
-        let (prompt, _) = hand.expect_user_message().await;
-        hand.send_lifecycle(&prompt, "queued").await;
-        hand.send_text("still at it").await;
-        hand.send_lifecycle(&prompt, "started").await;
-        hand.send_text("for you").await;
-        hand.send_lifecycle(&prompt, "completed").await;
-        hand.send_result(&[&prompt], json!({"result": "for you"})).await;
-        // And one that is not taken into it waits for another result.
-        let (prompt, _) = hand.expect_user_message().await;
-        hand.send_result(&[], json!({"result": "nobody's"})).await;
-        hand.send_lifecycle(&prompt, "queued").await;
-        hand.send_lifecycle(&prompt, "started").await;
-        hand.send_text("third").await;
-        hand.end_turn(&prompt, "third").await;
-        hand.wait_for_hang_up().await;
+async fn output_between_turns_and_of_turns_the_agent_starts_itself_belongs_to_the_previous_run() {
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let prompt = fake.start_prompt().await;
+        fake.end_turn(&prompt, "begun").await;
+        // A background task has ended. This output belongs to no prompt.
+        fake.send_text("it is done").await;
+        fake.request_permission("late", "Bash", json!({"command": "ls"})).await;
+        assert_eq!(fake.expect_answer("late").await["response"]["behavior"], "deny");
+        // The next prompt arrives meanwhile and is taken into that turn.
+        let (prompt, _) = fake.expect_user_message().await;
+        fake.send_lifecycle(&prompt, "queued").await;
+        fake.send_text("still at it").await;
+        fake.send_lifecycle(&prompt, "started").await;
+        fake.send_text("for you").await;
+        fake.send_lifecycle(&prompt, "completed").await;
+        fake.send_result(&[&prompt], json!({"result": "for you"})).await;
+        // A prompt that is not taken into such a turn waits for another result.
+        let (prompt, _) = fake.expect_user_message().await;
+        fake.send_result(&[], json!({"result": "nobody's"})).await;
+        fake.send_lifecycle(&prompt, "queued").await;
+        fake.send_lifecycle(&prompt, "started").await;
+        fake.send_text("third").await;
+        fake.end_turn(&prompt, "third").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     assert_ended_well(&agent.run_turn("a", "x").await);
     agent.wait_for_text("it is done").await;
     agent.prompt("b", "x");
     let ended = agent.wait_for_end("b").await;
-    let under = |wanted: &str| {
+    let run_of = |text_part: &str| {
         let found = ended.updates.iter().find_map(|up| match up {
-            AgentUpdate::Turn { run, update: TurnUpdate::Text { text } } if text.contains(wanted) => {
+            AgentUpdate::Turn { run, update: TurnUpdate::Text { text } } if text.contains(text_part) => {
                 Some(run.clone())
             }
             _ => None,
         });
-        found.expect("it was said")
+        found.expect("it was emitted")
     };
-    assert_eq!((under("still"), under("for")), (run_id("a"), run_id("b")));
+    assert_eq!((run_of("still"), run_of("for")), (run_id("a"), run_id("b")));
     assert_eq!(ended.outcome.text.as_deref(), Some("for you"));
     assert_eq!(agent.run_turn("c", "x").await.outcome.text.as_deref(), Some("third"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_is_used_after_a_yes_that_holds_once_and_a_no_comes_with_its_reason() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let prompt = hand.start_prompt().await;
+async fn a_tool_is_allowed_once_and_a_denial_comes_with_its_reason() {
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let prompt = fake.start_prompt().await;
         let input = json!({"command": "rm x"});
-        hand.send_assistant_message(
+        fake.send_assistant_message(
             "m",
             json!({"type": "tool_use", "id": "t1", "name": "Bash", "input": input}),
         )
         .await;
-        hand.request_permission("one", "Bash", input.clone()).await;
-        hand.request_permission("two", "Write", json!({"file_path": "y"})).await;
-        let second = hand.expect_answer("two").await;
+        fake.request_permission("one", "Bash", input.clone()).await;
+        fake.request_permission("two", "Write", json!({"file_path": "y"})).await;
+        let second = fake.expect_answer("two").await;
         assert_eq!(second["response"], json!({"behavior": "deny", "message": "not that"}));
-        let first = hand.expect_answer("one").await;
+        let first = fake.expect_answer("one").await;
         assert_eq!(first["response"], json!({"behavior": "allow", "updatedInput": input}));
-        let gave = json!([{"type": "tool_result", "tool_use_id": "t1", "content": "gone", "is_error": true}]);
-        hand.send(json!({"type": "user", "message": {"role": "user", "content": gave}})).await;
-        hand.end_turn(&prompt, "done").await;
-        hand.wait_for_hang_up().await;
+        let tool_result =
+            json!([{"type": "tool_result", "tool_use_id": "t1", "content": "gone", "is_error": true}]);
+        fake.send(json!({"type": "user", "message": {"role": "user", "content": tool_result}})).await;
+        fake.end_turn(&prompt, "done").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     agent.prompt("a", "x");
@@ -129,13 +130,13 @@ async fn a_tool_is_used_after_a_yes_that_holds_once_and_a_no_comes_with_its_reas
     agent.answer(&one, decision_reply(PermissionDecision::AllowAlways, None));
     let ended = agent.wait_for_end("a").await;
     assert_ended_well(&ended);
-    let gone = TurnUpdate::ToolFinished {
+    let finished = TurnUpdate::ToolFinished {
         call_id: "t1".to_owned(),
         name: "Bash".to_owned(),
         output: json!("gone"),
         is_error: true,
     };
-    assert!(ended.turn_updates().contains(&gone), "{ended:?}");
+    assert!(ended.turn_updates().contains(&finished), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,22 +146,22 @@ async fn questions_are_asked_one_by_one_and_answered_in_the_tools_arguments() {
         json!({"question": text, "header": "h", "options": options, "multiSelect": many})
     };
     let input = json!({"questions": [question("Which?", false), question("And which?", true)]});
-    let given = input.clone();
-    let mut agent = start_fake_agent(|mut hand| async move {
+    let sent_input = input.clone();
+    let mut agent = start_fake_agent(|mut fake| async move {
         for answered in [true, false] {
-            let prompt = hand.start_prompt().await;
-            hand.request_permission("q", "AskUserQuestion", given.clone()).await;
-            let answer = hand.expect_answer("q").await["response"].take();
+            let prompt = fake.start_prompt().await;
+            fake.request_permission("q", "AskUserQuestion", sent_input.clone()).await;
+            let answer = fake.expect_answer("q").await["response"].take();
             if answered {
                 let answers = json!({"Which?": "Blue", "And which?": "Red, Blue"});
                 assert_eq!(answer["updatedInput"]["answers"], answers);
-                assert_eq!(answer["updatedInput"]["questions"], given["questions"]);
+                assert_eq!(answer["updatedInput"]["questions"], sent_input["questions"]);
             } else {
                 assert_eq!(answer["behavior"], "deny");
             }
-            hand.end_turn(&prompt, "").await;
+            fake.end_turn(&prompt, "").await;
         }
-        hand.wait_for_hang_up().await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     agent.prompt("a", "x");
@@ -179,14 +180,14 @@ async fn questions_are_asked_one_by_one_and_answered_in_the_tools_arguments() {
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_the_agent_gives_up_is_withdrawn_and_its_answer_goes_nowhere() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let prompt = hand.start_prompt().await;
-        hand.request_permission("gone", "Bash", json!({"command": "ls"})).await;
-        hand.send(json!({"type": "control_cancel_request", "request_id": "gone"})).await;
-        hand.request_permission("stays", "Bash", json!({"command": "ls"})).await;
-        hand.expect_answer("stays").await;
-        hand.end_turn(&prompt, "").await;
-        hand.wait_for_hang_up().await;
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let prompt = fake.start_prompt().await;
+        fake.request_permission("gone", "Bash", json!({"command": "ls"})).await;
+        fake.send(json!({"type": "control_cancel_request", "request_id": "gone"})).await;
+        fake.request_permission("stays", "Bash", json!({"command": "ls"})).await;
+        fake.expect_answer("stays").await;
+        fake.end_turn(&prompt, "").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     agent.prompt("a", "x");
@@ -201,15 +202,15 @@ async fn an_ask_that_the_agent_gives_up_is_withdrawn_and_its_answer_goes_nowhere
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_outlives_its_turn_is_answered_when_that_ends() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let prompt = hand.start_prompt().await;
-        // Of a helper in the background.
-        hand.request_permission("q", "Bash", json!({"command": "ls"})).await;
-        hand.end_turn(&prompt, "begun").await;
-        assert_eq!(hand.expect_answer("q").await["response"]["behavior"], "deny");
-        let prompt = hand.start_prompt().await;
-        hand.end_turn(&prompt, "next").await;
-        hand.wait_for_hang_up().await;
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let prompt = fake.start_prompt().await;
+        // The ask is from a subagent in the background.
+        fake.request_permission("q", "Bash", json!({"command": "ls"})).await;
+        fake.end_turn(&prompt, "begun").await;
+        assert_eq!(fake.expect_answer("q").await["response"]["behavior"], "deny");
+        let prompt = fake.start_prompt().await;
+        fake.end_turn(&prompt, "next").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     assert_ended_well(&agent.run_turn("a", "x").await);
@@ -217,24 +218,24 @@ async fn an_ask_that_outlives_its_turn_is_answered_when_that_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_silence() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let prompt = hand.start_prompt().await;
+async fn unknown_requests_of_the_agent_are_refused_and_never_ignored() {
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let prompt = fake.start_prompt().await;
         for request in [json!({"subtype": "hook_callback"}), json!({"subtype": "can_use_tool"}), json!({})] {
-            hand.send(json!({"type": "control_request", "request_id": "r", "request": request})).await;
-            assert_eq!(hand.expect_answer("r").await["subtype"], "error");
+            fake.send(json!({"type": "control_request", "request_id": "r", "request": request})).await;
+            assert_eq!(fake.expect_answer("r").await["subtype"], "error");
         }
-        hand.write_line("a library's own words").await;
-        hand.send(json!({"type": "rate_limit_event"})).await;
-        hand.end_turn(&prompt, "").await;
-        hand.send(
+        fake.write_line("a library's own words").await;
+        fake.send(json!({"type": "rate_limit_event"})).await;
+        fake.end_turn(&prompt, "").await;
+        fake.send(
             json!({"type": "control_request", "request_id": "i", "request": {"subtype": "mcp_message"}}),
         )
         .await;
-        assert_eq!(hand.expect_answer("i").await["subtype"], "error");
-        let prompt = hand.start_prompt().await;
-        hand.end_turn(&prompt, "").await;
-        hand.wait_for_hang_up().await;
+        assert_eq!(fake.expect_answer("i").await["subtype"], "error");
+        let prompt = fake.start_prompt().await;
+        fake.end_turn(&prompt, "").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     assert_ended_well(&agent.run_turn("a", "x").await);
@@ -242,19 +243,19 @@ async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_sil
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_call_of_the_model_is_a_failure_and_its_words_are_no_answer() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        let prompt = hand.start_prompt().await;
+async fn a_failed_model_call_fails_the_turn_and_its_text_is_no_answer() {
+    let mut agent = start_fake_agent(|mut fake| async move {
+        let prompt = fake.start_prompt().await;
         let message =
             json!({"id": "m", "model": "<synthetic>", "content": [{"type": "text", "text": "API Error"}]});
-        hand.send(json!({"type": "assistant", "message": message, "is_api_error_message": true})).await;
+        fake.send(json!({"type": "assistant", "message": message, "is_api_error_message": true})).await;
         let failed = json!({"is_error": true, "result": "API Error: 400", "terminal_reason": "api_error"});
-        hand.send_result(&[&prompt], failed).await;
-        hand.send_lifecycle(&prompt, "cancelled").await;
-        let prompt = hand.start_prompt().await;
-        hand.send_text("fine").await;
-        hand.end_turn(&prompt, "fine").await;
-        hand.wait_for_hang_up().await;
+        fake.send_result(&[&prompt], failed).await;
+        fake.send_lifecycle(&prompt, "cancelled").await;
+        let prompt = fake.start_prompt().await;
+        fake.send_text("fine").await;
+        fake.end_turn(&prompt, "fine").await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     let ended = agent.run_turn("a", "x").await;
@@ -265,18 +266,18 @@ async fn a_failed_call_of_the_model_is_a_failure_and_its_words_are_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_known_price_is_told_in_the_middle_of_a_turn_and_only_the_rest_at_its_end() {
+async fn cost_is_estimated_during_a_turn_and_only_the_rest_is_added_at_its_end() {
     let prices = BTreeMap::from([("m".to_owned(), TokenPrice { input: 10_000.0, output: 10_000.0 })]);
-    let given = ClaudeTestSetup { pricing: TokenPricing::new(prices), ..ClaudeTestSetup::default() };
-    let mut agent = start_with(given, |far| async move {
-        let mut hand = FakeClaudeAgent::new(far);
-        hand.handshake().await;
-        let prompt = hand.start_prompt().await;
-        hand.send_text("one").await;
-        hand.request_permission("wait", "Bash", json!({})).await;
-        hand.expect_answer("wait").await;
-        hand.end_turn(&prompt, "one").await;
-        hand.wait_for_hang_up().await;
+    let setup = ClaudeTestSetup { pricing: TokenPricing::new(prices), ..ClaudeTestSetup::default() };
+    let mut agent = start_with(setup, |pipe| async move {
+        let mut fake = FakeClaudeAgent::new(pipe);
+        fake.handshake().await;
+        let prompt = fake.start_prompt().await;
+        fake.send_text("one").await;
+        fake.request_permission("wait", "Bash", json!({})).await;
+        fake.expect_answer("wait").await;
+        fake.end_turn(&prompt, "one").await;
+        fake.wait_for_hang_up().await;
     });
     agent.next_update().await;
     agent.prompt("a", "x");
@@ -288,7 +289,7 @@ async fn a_known_price_is_told_in_the_middle_of_a_turn_and_only_the_rest_at_its_
             _ => {}
         }
     };
-    // 10 in, 5 read from the cache at a tenth, 7 out.
+    // 10 tokens in, 5 read from the cache at a tenth, 7 out.
     assert!((estimate - 0.175).abs() < 1e-9, "{estimate}");
     agent.answer(&ask, decision_reply(PermissionDecision::AllowOnce, None));
     let rest = agent.wait_for_end("a").await.usage().cost_usd;
@@ -296,50 +297,50 @@ async fn a_known_price_is_told_in_the_middle_of_a_turn_and_only_the_rest_at_its_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_ends_in_its_turn_or_before_it_is_ready_is_no_more() {
-    let mut agent = start_fake_agent(|mut hand| async move {
-        hand.start_prompt().await;
-        hand.send_text("half of").await;
+async fn an_agent_that_exits_during_a_turn_or_before_it_is_ready_is_reported() {
+    let mut agent = start_fake_agent(|mut fake| async move {
+        fake.start_prompt().await;
+        fake.send_text("half of").await;
     })
     .await;
     agent.prompt("a", "x");
     assert_eq!(agent.wait_for_failure().await.code, "hung_up");
-    let mut agent = start_with(ClaudeTestSetup::default(), |far| async move { drop(far) });
+    let mut agent = start_with(ClaudeTestSetup::default(), |pipe| async move { drop(pipe) });
     assert_eq!(agent.wait_for_failure().await.code, "hung_up");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conversation_that_is_not_there_is_refused_with_the_agents_words() {
-    let mut agent = start_with(ClaudeTestSetup::default(), |far| async move {
-        let mut hand = FakeClaudeAgent::new(far);
-        hand.expect_control_request("initialize").await;
+async fn a_missing_conversation_is_refused_with_the_agents_message() {
+    let mut agent = start_with(ClaudeTestSetup::default(), |pipe| async move {
+        let mut fake = FakeClaudeAgent::new(pipe);
+        fake.expect_control_request("initialize").await;
         let refused = json!({"is_error": true, "subtype": "error_during_execution", "errors": ["No conversation found"]});
-        hand.send_result(&[], refused).await;
-        hand.wait_for_hang_up().await;
+        fake.send_result(&[], refused).await;
+        fake.wait_for_hang_up().await;
     });
     assert_eq!(agent.wait_for_failure().await.message, "No conversation found");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_has_forgotten_says_so_in_its_first_turn_and_no_more() {
-    let given = ClaudeTestSetup {
+async fn a_failed_resume_is_reported_in_the_first_turn_only() {
+    let setup = ClaudeTestSetup {
         resume_failure: Some("No conversation found".to_owned()),
         ..ClaudeTestSetup::default()
     };
-    let mut agent = start_with(given, |far| async move {
-        let mut hand = FakeClaudeAgent::new(far);
-        hand.handshake().await;
+    let mut agent = start_with(setup, |pipe| async move {
+        let mut fake = FakeClaudeAgent::new(pipe);
+        fake.handshake().await;
         for _ in 0..2 {
-            let prompt = hand.start_prompt().await;
-            hand.end_turn(&prompt, "").await;
+            let prompt = fake.start_prompt().await;
+            fake.end_turn(&prompt, "").await;
         }
-        hand.wait_for_hang_up().await;
+        fake.wait_for_hang_up().await;
     });
     agent.next_update().await;
-    let said = agent.run_turn("a", "x").await.turn_updates();
+    let updates = agent.run_turn("a", "x").await.turn_updates();
     assert!(
-        matches!(&said[0], TurnUpdate::Notice { text } if text.contains("No conversation found")),
-        "{said:?}"
+        matches!(&updates[0], TurnUpdate::Notice { text } if text.contains("No conversation found")),
+        "{updates:?}"
     );
     assert!(
         !agent
@@ -347,7 +348,7 @@ async fn an_agent_that_has_forgotten_says_so_in_its_first_turn_and_no_more() {
             .await
             .turn_updates()
             .iter()
-            .any(|said| matches!(said, TurnUpdate::Notice { .. }))
+            .any(|update| matches!(update, TurnUpdate::Notice { .. }))
     );
 }
 
@@ -355,14 +356,14 @@ async fn an_agent_that_has_forgotten_says_so_in_its_first_turn_and_no_more() {
 async fn a_resumed_conversation_is_not_charged_again_for_its_past() {
     let mut agent = start_with(
         ClaudeTestSetup { resumed: Some("s".to_owned()), ..ClaudeTestSetup::default() },
-        |far| async move {
-            let mut hand = FakeClaudeAgent::new(far);
-            hand.handshake().await;
-            hand.total_cost = 7.0;
-            let prompt = hand.start_prompt().await;
+        |pipe| async move {
+            let mut fake = FakeClaudeAgent::new(pipe);
+            fake.handshake().await;
+            fake.total_cost = 7.0;
+            let prompt = fake.start_prompt().await;
             let cost = json!({"m": {"inputTokens": 1, "outputTokens": 1, "costUSD": 0.25}});
-            hand.send_result(&[&prompt], json!({"model_usage_since_last_result": cost})).await;
-            hand.wait_for_hang_up().await;
+            fake.send_result(&[&prompt], json!({"model_usage_since_last_result": cost})).await;
+            fake.wait_for_hang_up().await;
         },
     );
     agent.next_update().await;
@@ -371,13 +372,13 @@ async fn a_resumed_conversation_is_not_charged_again_for_its_past() {
 
 #[tokio::test(start_paused = true)]
 async fn a_version_that_names_no_messages_is_still_understood() {
-    let mut agent = start_fake_agent(|mut hand| async move {
+    let mut agent = start_fake_agent(|mut fake| async move {
         for text in ["one", "two"] {
-            hand.expect_user_message().await;
-            hand.send_text(text).await;
-            hand.send_result(&[], json!({"result": text})).await;
+            fake.expect_user_message().await;
+            fake.send_text(text).await;
+            fake.send_result(&[], json!({"result": text})).await;
         }
-        hand.wait_for_hang_up().await;
+        fake.wait_for_hang_up().await;
     })
     .await;
     for (name, text) in [("a", "one"), ("b", "two")] {

@@ -1,11 +1,11 @@
-//! A server by hand: the test writes its every line, and says what it must have been told.
+//! A fake server: the test writes its every line and states which messages it must get.
 
 use serde_json::{Value, json};
 use tokio::io::DuplexStream;
 
 use crate::drivers::harness::{AgentPipe, deref_to_agent_pipe};
 
-/// A server by hand, with a thread `t`.
+/// A fake server with the thread `t`.
 pub(super) struct FakeCodexAgent {
     far: AgentPipe,
 }
@@ -13,11 +13,11 @@ pub(super) struct FakeCodexAgent {
 deref_to_agent_pipe!(FakeCodexAgent);
 
 impl FakeCodexAgent {
-    pub(super) fn new(far: DuplexStream) -> Self {
-        Self { far: AgentPipe::new(far) }
+    pub(super) fn new(pipe: DuplexStream) -> Self {
+        Self { far: AgentPipe::new(pipe) }
     }
 
-    /// The next message, which answers this request; gives the answer.
+    /// Expects the response to this request and returns its result.
     pub(super) async fn expect_answer(&mut self, id: Value) -> Value {
         let mut message = self.next_json().await;
         assert_eq!(message["id"], id, "{message}");
@@ -44,7 +44,7 @@ impl FakeCodexAgent {
         self.write_line(&json!({"id": id, "error": {"code": -32600, "message": message}}).to_string()).await;
     }
 
-    /// The handshake, up to where a thread is wanted.
+    /// The handshake up to the point where a thread is opened.
     pub(super) async fn initialize(&mut self, config: Value) {
         let (id, hello) = self.expect_method("initialize").await;
         assert_eq!(hello["clientInfo"]["name"], "quarterdeck");
@@ -55,7 +55,7 @@ impl FakeCodexAgent {
         self.send_response(id, json!({"config": config})).await;
     }
 
-    /// The whole opening; gives what the thread was started with.
+    /// The whole handshake. Returns the parameters that the thread was started with.
     pub(super) async fn handshake(&mut self) -> Value {
         self.initialize(json!({"approval_policy": null})).await;
         let (id, params) = self.expect_method("thread/start").await;
@@ -63,7 +63,7 @@ impl FakeCodexAgent {
         params
     }
 
-    /// Takes a prompt as a turn of this name; gives its input.
+    /// Accepts a prompt as a turn with this id, and returns its input.
     pub(super) async fn accept_prompt(&mut self, turn: &str) -> Value {
         let (id, mut params) = self.expect_method("turn/start").await;
         assert_eq!(params["threadId"], "t");
@@ -71,7 +71,7 @@ impl FakeCodexAgent {
         params["input"].take()
     }
 
-    /// Answers that a prompt has become a turn of this name.
+    /// Answers a prompt with the id of its turn.
     pub(super) async fn name_turn(&mut self, id: Value, turn: &str) {
         self.send_response(id, json!({"turn": {"id": turn, "status": "inProgress", "items": []}})).await;
     }
@@ -89,18 +89,18 @@ impl FakeCodexAgent {
         self.notify(method, json!({"threadId": thread, "turn": turn})).await;
     }
 
-    /// A piece of a message.
+    /// Sends a piece of a message.
     pub(super) async fn send_text(&mut self, turn: &str, item: &str, delta: &str) {
         let params = json!({"threadId": "t", "turnId": turn, "itemId": item, "delta": delta});
         self.notify("item/agentMessage/delta", params).await;
     }
 
-    /// An item begins or ends.
+    /// Sends the start or the end of an item.
     pub(super) async fn send_item(&mut self, method: &str, turn: &str, item: Value) {
         self.notify(method, json!({"threadId": "t", "turnId": turn, "item": item})).await;
     }
 
-    /// Totals and the last call, as input and output.
+    /// Sends a usage report. Both pairs are input and output tokens.
     pub(super) async fn send_usage(&mut self, thread: &str, turn: &str, total: (u64, u64), last: (u64, u64)) {
         let tokens = |(input, output): (u64, u64)| json!({"inputTokens": input, "outputTokens": output, "cachedInputTokens": 0});
         let usage = json!({"total": tokens(total), "last": tokens(last)});
@@ -108,7 +108,7 @@ impl FakeCodexAgent {
         self.notify("thread/tokenUsage/updated", params).await;
     }
 
-    /// Is told to stop this turn, and to end its commands; gives the ids of both requests.
+    /// Expects an interrupt of this turn and the request to end its commands. Returns the ids of both requests.
     pub(super) async fn expect_interrupt(&mut self, turn: &str) -> (Value, Value) {
         let (interrupt, params) = self.expect_method("turn/interrupt").await;
         assert_eq!(params, json!({"threadId": "t", "turnId": turn}));
@@ -121,7 +121,7 @@ impl FakeCodexAgent {
         clean
     }
 
-    /// Ends a turn that was told to stop, and does what is wanted then.
+    /// Ends an interrupted turn and answers the request to end its commands.
     pub(super) async fn stop_turn(&mut self, turn: &str) {
         self.complete_turn(turn, "interrupted").await;
         let clean = self.expect_clean().await;
@@ -129,12 +129,12 @@ impl FakeCodexAgent {
     }
 }
 
-/// The answer to the start of a thread.
+/// The response to the start of a thread.
 pub(super) fn thread_response(id: &str) -> Value {
     json!({"thread": {"id": id, "turns": []}, "model": "m", "sandbox": {"type": "readOnly"}, "approvalPolicy": "on-request"})
 }
 
-/// A command, as an item.
+/// A command item.
 pub(super) fn command_item(id: &str, status: &str) -> Value {
     json!({"type": "commandExecution", "id": id, "command": "/bin/bash -lc 'make it'", "cwd": "/w", "status": status,
         "aggregatedOutput": null, "exitCode": null, "commandActions": []})

@@ -1,5 +1,5 @@
-//! Promises of the driver, seen from the session's end of a link. At the other end of a pipe in memory is a server whose
-//! every line the test writes itself, or one that was recorded. Time stands still: it moves on when everybody waits.
+//! Tests of the driver, seen from the session's end of a link. At the other end of an in-memory pipe is a fake server
+//! whose every line the test writes, or a recording. Time is paused: it moves on only when every task waits for it.
 
 mod asks;
 mod cancels;
@@ -25,49 +25,50 @@ type CodexTestConversation = CodexConversation<ReadHalf<DuplexStream>, WriteHalf
 
 impl_harness_driver!(CodexTestConversation);
 
-/// An agent that is ready, and its far end.
+/// An agent that is ready, and its fake server.
 async fn ready_agent() -> (DriverHarness, FakeCodexAgent) {
-    let (mut stage, mut hand) = start_with(|_| {});
-    hand.handshake().await;
-    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { steers: true, .. }));
-    (stage, hand)
+    let (mut harness, mut fake) = start_with(|_| {});
+    fake.handshake().await;
+    assert!(matches!(harness.next_update().await, AgentUpdate::Ready { steers: true, .. }));
+    (harness, fake)
 }
 
-/// One that has a turn, which has begun.
+/// An agent whose turn has begun.
 async fn agent_in_turn() -> (DriverHarness, FakeCodexAgent) {
-    let (mut stage, mut hand) = ready_agent().await;
-    stage.prompt("a", "x");
-    hand.accept_prompt("u").await;
-    hand.start_turn("u").await;
+    let (mut harness, mut fake) = ready_agent().await;
+    harness.prompt("a", "x");
+    fake.accept_prompt("u").await;
+    fake.start_turn("u").await;
     let_all_wait().await;
-    (stage, hand)
+    (harness, fake)
 }
 
-/// One that has been started, and nothing more.
+/// An agent that was started, before its handshake.
 fn start_with(change: impl FnOnce(&mut AgentSpec)) -> (DriverHarness, FakeCodexAgent) {
     let change = |spec: &mut AgentSpec| {
         spec.cwd = "/w".into();
         change(spec);
     };
-    let (stage, far) = DriverHarness::new("codex", change, open_conversation);
-    (stage, FakeCodexAgent::new(far))
+    let (harness, agent_end) = DriverHarness::new("codex", change, open_conversation);
+    (harness, FakeCodexAgent::new(agent_end))
 }
 
-/// A conversation, after its opening.
+/// Opens a conversation over a pipe.
 async fn open_conversation(
     spec: AgentSpec,
-    near: DuplexStream,
+    pipe: DuplexStream,
 ) -> Result<(CodexTestConversation, AgentUpdate), AgentExitReason> {
-    let (from, to) = tokio::io::split(near);
-    let mut peer = CodexConnection::new(from, to, Box::pin(pending()));
-    let opened = match perform_handshake(&mut peer, &CodexHandshakeOptions::from_spec(&spec)).await {
-        Ok(opened) => opened,
+    let (from, to) = tokio::io::split(pipe);
+    let mut connection = CodexConnection::new(from, to, Box::pin(pending()));
+    let handshake = match perform_handshake(&mut connection, &CodexHandshakeOptions::from_spec(&spec)).await {
+        Ok(handshake) => handshake,
         Err(CodexHandshakeError::AgentExited) => return Err(hung_up_error()),
-        Err(CodexHandshakeError::Refused(told)) => return Err(AgentExitReason::Failed(run_error(&told))),
+        Err(CodexHandshakeError::Refused(error)) => return Err(AgentExitReason::Failed(run_error(&error))),
     };
-    let talk = CodexConversation::new(peer, opened, TokenPricing::from_spec(&spec));
-    let hello = AgentUpdate::Ready { agent_session_id: Some(talk.thread_id().to_owned()), steers: true };
-    Ok((talk, hello))
+    let conversation = CodexConversation::new(connection, handshake, TokenPricing::from_spec(&spec));
+    let ready =
+        AgentUpdate::Ready { agent_session_id: Some(conversation.thread_id().to_owned()), steers: true };
+    Ok((conversation, ready))
 }
 
 fn text(text: &str) -> TurnUpdate {

@@ -1,4 +1,4 @@
-//! Exchanges with the real server, played again.
+//! Recorded exchanges with the real server, played again.
 
 use qd_protocol::event::TokenUsage;
 use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
@@ -10,13 +10,14 @@ use crate::drivers::recording::{AgentRecording, ReplayResult};
 
 async fn play_scene(scene: &str) -> ReplayResult {
     let recording = AgentRecording::read("codex", scene);
-    let (stage, far) = DriverHarness::new("codex", |spec| recording.apply_to_spec(spec), open_conversation);
-    recording.play(stage, far).await
+    let (harness, agent_end) =
+        DriverHarness::new("codex", |spec| recording.apply_to_spec(spec), open_conversation);
+    recording.play(harness, agent_end).await
 }
 
-/// What each call of the model used.
+/// The tokens that each model call used.
 fn used_tokens(ended: &FinishedTurn) -> Vec<(u64, u64)> {
-    let usage = ended.turn_updates().into_iter().filter_map(|said| match said {
+    let usage = ended.turn_updates().into_iter().filter_map(|update| match update {
         TurnUpdate::Usage { usage: TokenUsage { input_tokens, output_tokens, .. } } => {
             Some((input_tokens, output_tokens))
         }
@@ -36,7 +37,7 @@ async fn two_prompts() {
     assert_eq!(second.text(), "ECHO[and again] users=2 results=0");
     assert_eq!((used_tokens(&first), used_tokens(&second)), (vec![(100, 7)], vec![(100, 7)]));
     assert_eq!((first.model_calls(), second.model_calls()), (1, 1));
-    // A warning comes with every turn, and is shown once.
+    // The server sends a warning with every turn; it is shown once.
     assert_eq!((first.notices().len(), second.notices().len()), (1, 0));
 }
 
@@ -55,7 +56,7 @@ async fn a_tool_that_was_allowed() {
 #[tokio::test(start_paused = true)]
 async fn a_tool_that_was_denied_with_a_reason() {
     let only = play_scene("denied").await.only_run();
-    // The turn goes on, and the model has heard why.
+    // The turn goes on, and the model got the reason.
     assert_eq!(only.stop(), TurnStopReason::EndTurn);
     assert_eq!(only.text(), "ECHO[This was refused, for the reason: not on a Friday] users=2 results=0");
     let ended = json!({"status": "declined", "exit_code": null, "output": null});
@@ -65,7 +66,7 @@ async fn a_tool_that_was_denied_with_a_reason() {
 #[tokio::test(start_paused = true)]
 async fn a_patch_that_was_allowed() {
     let only = play_scene("patch").await.only_run();
-    let started = only.turn_updates().into_iter().find_map(|said| match said {
+    let started = only.turn_updates().into_iter().find_map(|update| match update {
         TurnUpdate::ToolStarted { name, input, .. } => Some((name, input)),
         _ => None,
     });
@@ -75,7 +76,7 @@ async fn a_patch_that_was_allowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_in_the_middle_of_the_words() {
+async fn a_cancel_in_the_middle_of_the_answer() {
     let only = play_scene("cancel").await.only_run();
     assert_eq!(only.stop(), TurnStopReason::Cancelled);
     assert!(only.text().starts_with("tok0"));
@@ -100,7 +101,7 @@ async fn a_cancel_that_the_server_refuses_because_it_has_not_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_in_a_command() {
+async fn a_cancel_during_a_command() {
     let only = play_scene("cancel-tool").await.only_run();
     assert_eq!(only.stop(), TurnStopReason::Cancelled);
     let [(name, output, true)] = &only.finished_tools()[..] else { panic!("{:?}", only.finished_tools()) };
@@ -108,7 +109,7 @@ async fn a_cancel_in_a_command() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_word_on_the_way() {
+async fn a_steer_during_a_turn() {
     let only = play_scene("steer").await.only_run();
     assert_eq!(only.stop(), TurnStopReason::EndTurn);
     assert!(only.updates.iter().any(|up| matches!(up, AgentUpdate::SteerTaken { .. })));
@@ -129,12 +130,12 @@ async fn an_old_conversation_in_a_new_process() {
     assert_eq!(only.text(), "ECHO[the second] users=2 results=0");
     assert_eq!(used_tokens(&only), [(100, 7)]);
     assert!(
-        only.updates.iter().all(|up| !matches!(up, AgentUpdate::Turn { run: of, .. } if *of != run_id("1")))
+        only.updates.iter().all(|up| !matches!(up, AgentUpdate::Turn { run, .. } if *run != run_id("1")))
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_conversation_that_is_no_more() {
+async fn an_old_conversation_that_is_gone() {
     let only = play_scene("resume-refused").await.only_run();
     assert_eq!(
         (only.stop(), only.text().as_str()),

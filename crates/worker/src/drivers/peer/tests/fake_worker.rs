@@ -1,4 +1,4 @@
-//! A worker by hand: a WebSocket on loopback, frame by frame.
+//! A fake worker that a test drives frame by frame over a WebSocket on loopback.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use qd_link::socket::{ByteStream, IncomingFrame, Socket, SocketProgress};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long a test waits for anything. It is a net and not an expectation.
+/// How long a test waits for anything. A safety net, not an expectation.
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) async fn within<F: Future>(what: &str, future: F) -> F::Output {
@@ -16,7 +16,6 @@ pub(super) async fn within<F: Future>(what: &str, future: F) -> F::Output {
     }
 }
 
-/// Where a worker listens.
 pub(super) struct FakePeerListener {
     listener: TcpListener,
     pub(super) port: u16,
@@ -29,7 +28,7 @@ impl FakePeerListener {
         Self { listener, port }
     }
 
-    /// Its name as an agent.
+    /// The name of the agent that dials this listener.
     pub(super) fn agent_name(&self) -> String {
         format!("worker:ws://127.0.0.1:{}", self.port)
     }
@@ -39,25 +38,23 @@ impl FakePeerListener {
         within("a connection", self.listener.accept()).await.unwrap().0
     }
 
-    /// The next connection.
     pub(super) async fn accept(&self) -> FakePeerWorker {
         FakePeerWorker::upgrade(self.accept_stream().await).await
     }
 }
 
-/// A worker's side of one connection.
 pub(super) struct FakePeerWorker<W = TcpStream> {
     socket: Socket<W>,
-    /// What came in the header that lets people in.
+    /// The `Authorization` header.
     pub(super) token: Option<String>,
-    /// What was asked for.
+    /// The path of the upgrade request.
     pub(super) path: String,
 }
 
 impl<W: ByteStream> FakePeerWorker<W> {
-    pub(super) async fn upgrade(wire: W) -> Self {
+    pub(super) async fn upgrade(stream: W) -> Self {
         let (mut token, mut path) = (None, String::new());
-        let (socket, _) = Socket::accept(wire, |request| {
+        let (socket, _) = Socket::accept(stream, |request| {
             let header = |name: &str| Some(request.headers().get(name)?.to_str().unwrap().to_owned());
             assert_eq!(header("sec-websocket-protocol"), None, "the plain frames have no name");
             token = header("authorization");
@@ -69,7 +66,7 @@ impl<W: ByteStream> FakePeerWorker<W> {
         Self { socket, token, path }
     }
 
-    /// The next frame of the parent; `None` if it has hung up.
+    /// The next frame of the driver; `None` if it has hung up.
     pub(super) async fn try_next_frame(&mut self) -> Option<Value> {
         loop {
             match within("a frame", self.socket.next()).await {
@@ -84,14 +81,13 @@ impl<W: ByteStream> FakePeerWorker<W> {
         self.try_next_frame().await.expect("it is open")
     }
 
-    /// The next frame, which begins a run.
     pub(super) async fn expect_run(&mut self) -> Value {
         let frame = self.next_frame().await;
         assert_eq!(frame["kind"], "run", "{frame}");
         frame
     }
 
-    /// Reads on until the parent hangs up; nothing more comes.
+    /// Expects that the driver hangs up without another frame.
     pub(super) async fn expect_hang_up(mut self) {
         assert_eq!(self.try_next_frame().await, None);
     }
@@ -100,7 +96,7 @@ impl<W: ByteStream> FakePeerWorker<W> {
         within("room on the wire", self.socket.send(&frame)).await.unwrap();
     }
 
-    /// Frames that arrive together.
+    /// Sends frames that arrive together.
     pub(super) async fn send_at_once(&mut self, frames: &[Value]) {
         for frame in frames {
             self.socket.feed(frame).await.unwrap();
@@ -121,7 +117,7 @@ impl<W: ByteStream> FakePeerWorker<W> {
         self.send(json!({ "kind": "approval_request", "id": id, "body": body })).await;
     }
 
-    /// The end of a run that went well.
+    /// Ends a run successfully.
     pub(super) async fn complete_run(&mut self, result: &str) {
         self.send_event(json!({ "type": "complete" })).await;
         self.send(json!({ "kind": "terminal", "status": "completed", "result": result })).await;
@@ -131,13 +127,13 @@ impl<W: ByteStream> FakePeerWorker<W> {
         self.send(json!({ "kind": "terminal", "status": status })).await;
     }
 
-    /// Says goodbye, and waits until the parent has heard it.
+    /// Closes the connection, and waits until the driver has noticed.
     pub(super) async fn close(mut self) {
         self.socket.close().await;
         self.expect_hang_up().await;
     }
 
-    /// Talks without end until a frame comes.
+    /// Sends text without end until a frame arrives.
     pub(super) async fn send_until_frame(&mut self) -> Value {
         let token = json!({ "kind": "event", "event": { "type": "token", "content": "x".repeat(10_000) } });
         let mut writing = false;

@@ -1,5 +1,5 @@
-//! Promises of the driver, seen from the session's end of a link. At the other end is a worker on loopback whose every
-//! frame the test sends itself.
+//! Promises of the driver, seen from the session's end of a link. The worker is on loopback, and the test sends each of
+//! its frames itself.
 
 mod asks;
 mod breaks;
@@ -12,19 +12,19 @@ use qd_protocol::link::AgentUpdate;
 use self::fake_worker::{FakePeerListener, FakePeerWorker};
 use crate::drivers::harness::DriverHarness;
 
-/// An agent that is ready, its far end, and where the next connection would come.
+/// A ready agent, the worker's side of its connection, and the listener for the next connection.
 async fn ready_worker() -> (DriverHarness, FakePeerWorker, FakePeerListener) {
-    let listening = FakePeerListener::start().await;
-    let mut stage = DriverHarness::remote(&listening.agent_name(), |_| {});
-    let hand = listening.accept().await;
-    assert_eq!(stage.next_update().await, AgentUpdate::Ready { agent_session_id: None, steers: true });
-    (stage, hand, listening)
+    let listener = FakePeerListener::start().await;
+    let mut harness = DriverHarness::remote(&listener.agent_name(), |_| {});
+    let worker = listener.accept().await;
+    assert_eq!(harness.next_update().await, AgentUpdate::Ready { agent_session_id: None, steers: true });
+    (harness, worker, listener)
 }
 
-/// One that has a run `a`, which has begun.
+/// Like [`ready_worker`], with a run `a` that has begun.
 async fn worker_in_run() -> (DriverHarness, FakePeerWorker, FakePeerListener) {
-    let (mut stage, mut hand, listening) = ready_worker().await;
-    stage.prompt("a", "x");
-    hand.expect_run().await;
-    (stage, hand, listening)
+    let (mut harness, mut worker, listener) = ready_worker().await;
+    harness.prompt("a", "x");
+    worker.expect_run().await;
+    (harness, worker, listener)
 }
