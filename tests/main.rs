@@ -33,6 +33,7 @@ mod manifests;
 mod mcp;
 mod mcp_http;
 mod mcp_limits;
+mod old_home;
 mod openapi;
 mod policy_test;
 mod predecessor_bugs;

@@ -616,6 +616,7 @@ pub struct GcReport {
 /// Body of `POST /v1/gc` and query of `GET /v1/gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct GcRequest {
     /// Only sessions that have been closed for this many days are deleted.
     #[serde(default = "default_gc_days")]

@@ -132,7 +132,6 @@ impl MailStatus {
 
 /// A mail message. The daemon sets `from`; a sender cannot choose it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[schema(as = Message)]
 pub struct MailMessage {
     pub id: MailId,
     /// `user`, `file`, or the sending session by its name in its fleet or by its id.

@@ -7,14 +7,14 @@ use bytes::BytesMut;
 use http_body_util::BodyExt;
 use hyper::Response;
 use hyper::body::Incoming;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::client::TestConnection;
 use crate::within;
 
 /// One event of the journal, as a client sees it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TestEvent {
     pub seq: u64,
     pub ts: String,

@@ -1,4 +1,5 @@
-//! A session read from the journal: its last snapshot, and what came after it.
+//! Reads a session from the journal: its state from the last snapshot and the events after it, and single runs, prompts
+//! and texts where an effect needs them. It writes nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,57 +13,80 @@ use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, SessionAddress, read_failed};
 
-/// How many events are read at a time where a whole run is.
+/// How many events are read from the journal at a time.
 const PAGE: usize = 1000;
 
-/// The session's state, and its own key with those of the sessions above it.
+/// Reads a session's state. Also returns the keys of the session and of all sessions above it.
 pub(super) async fn load(
     daemon: &Arc<Daemon>,
     session: &SessionAddress,
 ) -> Result<(Box<SessionState>, Vec<SessionKey>), ApiError> {
-    let loaded = daemon.journal.load(session.key).await.map_err(read_failed)?;
-    let snapshot =
-        loaded.snapshot.map(|(_, bytes)| serde_json::from_slice::<SessionState>(&bytes)).transpose();
-    let state = replay(session, snapshot.map_err(|error| decode_failed(session, error))?, &loaded.events)?;
-    let is_below = state.settings.parent.is_some() || state.settings.fleet.is_some();
-    let line = match is_below {
+    let state = load_state(daemon, session).await?;
+    let is_child = state.settings.parent.is_some() || state.settings.fleet.is_some();
+    let lineage = match is_child {
         true => daemon.session_lineage(session.key).await?,
         false => vec![session.key],
     };
-    if is_below || state.settings.limits.budget_usd.is_some() {
+    if is_child || state.settings.limits.budget_usd.is_some() {
         daemon.check_budgets(session.key).await.map_err(read_failed)?;
     }
-    Ok((Box::new(state), line))
+    Ok((Box::new(state), lineage))
 }
 
-/// Applies events to a snapshot, or to the session's first event.
-fn replay(
-    session: &SessionAddress,
-    snapshot: Option<SessionState>,
-    events: &[StoredEvent],
-) -> Result<SessionState, ApiError> {
-    let mut state = snapshot;
-    for stored in events {
-        let body = decode(session, stored)?;
-        match (&mut state, body) {
-            (Some(state), Some(body)) => {
-                let event = recorded_event(stored, body);
-                evolve(state, &event);
+/// Applies the events after the last snapshot to it. A snapshot only saves time: one that cannot be read, because
+/// another release wrote it, is replaced by all events of the session.
+async fn load_state(daemon: &Daemon, session: &SessionAddress) -> Result<SessionState, ApiError> {
+    let stored = daemon.journal.load(session.key).await.map_err(read_failed)?;
+    let mut state = None;
+    if let Some((_, snapshot)) = stored.snapshot {
+        match serde_json::from_slice(&snapshot) {
+            Ok(snapshot) => state = Some(snapshot),
+            Err(error) => {
+                tracing::warn!(
+                    session = %session.id, %error,
+                    "the session's snapshot cannot be read; rebuilding the session from its events"
+                );
+                return rebuild_state(daemon, session).await;
             }
-            // A kind that a later version writes still counts.
+        }
+    }
+    apply_events(session, &mut state, &stored.events)?;
+    state.ok_or_else(|| ApiError::not_found("session", &session.id))
+}
+
+/// Applies every event of a session, from the first one on.
+async fn rebuild_state(daemon: &Daemon, session: &SessionAddress) -> Result<SessionState, ApiError> {
+    let (mut state, mut after) = (None, EventNumber(0));
+    loop {
+        let page = daemon.journal.session_events(session.key, None, &[], after, PAGE).await;
+        let page = page.map_err(read_failed)?;
+        apply_events(session, &mut state, &page.events)?;
+        if page.end {
+            return state.ok_or_else(|| ApiError::not_found("session", &session.id));
+        }
+        after = page.scanned;
+    }
+}
+
+/// Applies events to a state. Without a state, the session's first event creates it.
+fn apply_events(
+    session: &SessionAddress,
+    state: &mut Option<SessionState>,
+    events: &[StoredEvent],
+) -> Result<(), ApiError> {
+    for stored in events {
+        match (&mut *state, decode(session, stored)?) {
+            (Some(state), Some(body)) => evolve(state, &recorded_event(stored, body)),
+            // An event of a kind that only later releases know still has a number.
             (Some(state), None) => state.number = stored.number.unwrap_or(state.number),
             (None, Some(EventBody::SessionCreated(created))) => {
-                state = Some(SessionState::new(
-                    session.id.clone(),
-                    session.workspace.clone(),
-                    created,
-                    stored.ts,
-                ));
+                let (id, workspace) = (session.id.clone(), session.workspace.clone());
+                *state = Some(SessionState::new(id, workspace, created, stored.ts));
             }
             (None, _) => {}
         }
     }
-    state.ok_or_else(|| ApiError::not_found("session", &session.id))
+    Ok(())
 }
 
 pub(crate) fn recorded_event(stored: &StoredEvent, body: EventBody) -> SessionEvent {
@@ -80,19 +104,19 @@ fn decode_failed(session: &SessionAddress, error: serde_json::Error) -> ApiError
     ApiError::new(ErrorCode::Internal, message)
 }
 
-/// A session's state as it is kept with each end of a run.
+/// Encodes the snapshot that is written with each `run.finished`. Returns `None` if that fails.
 pub(crate) fn encode_snapshot(state: &SessionState) -> Option<(EventNumber, Vec<u8>)> {
     match serde_json::to_vec(state) {
         Ok(bytes) => Some((state.number, bytes)),
         Err(error) => {
-            // A snapshot only saves time: without one, more events are read.
+            // Not fatal: without a snapshot, the next load reads more events.
             tracing::error!(%error, "a snapshot could not be written");
             None
         }
     }
 }
 
-/// All that a run has said, as far as it is in the journal.
+/// Joins all text deltas of a run that are in the journal.
 pub(super) async fn run_text(
     daemon: &Daemon,
     session: &SessionAddress,
@@ -116,7 +140,7 @@ pub(super) async fn run_text(
     }
 }
 
-/// What was asked of a run, as the journal has it: its first message.
+/// Reads the prompt of a run from its first message.
 pub(super) async fn load_prompt(
     daemon: &Daemon,
     session: &SessionAddress,
@@ -156,8 +180,8 @@ fn accept_from_parts(run: &RunId, parts: Vec<MessagePart>) -> PromptSubmission {
     accept
 }
 
-/// What a suspended run is resumed with by the `run.resumed` of this number: its transcript, and one message for each
-/// session that it waited for.
+/// Reads the messages with which the `run.resumed` of this number continues a suspended run: its transcript, then one
+/// message for each session that it waited for.
 pub(super) async fn resume_transcript(
     daemon: &Daemon,
     session: &SessionAddress,
@@ -186,7 +210,7 @@ pub(super) async fn resume_transcript(
     }
 }
 
-/// What became of a session below, as its parent's agent is told.
+/// The result of a child session as a message to its parent's agent.
 fn child_result_message(child: &ChildResult) -> Value {
     let content = json!({
         "session_id": child.session_id,
@@ -196,7 +220,7 @@ fn child_result_message(child: &ChildResult) -> Value {
     json!({ "role": "user", "content": content })
 }
 
-/// The whole of a text of which the journal may hold only the head.
+/// Reads a whole text, of which the journal may hold only the head.
 pub(crate) async fn full_text(blobs: &Path, text: LongText) -> Result<String, ApiError> {
     let Some(file) = &text.blob else { return Ok(text.head) };
     String::from_utf8(read_blob(blobs, file).await?).map_err(|error| {
@@ -204,7 +228,7 @@ pub(crate) async fn full_text(blobs: &Path, text: LongText) -> Result<String, Ap
     })
 }
 
-/// The content of a file beside the journal.
+/// Reads a file from the folder of blobs.
 pub(super) async fn read_blob(blobs: &Path, file: &BlobRef) -> Result<Vec<u8>, ApiError> {
     let path = blobs.join(&file.sha256);
     tokio::fs::read(&path).await.map_err(|error| {
