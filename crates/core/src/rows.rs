@@ -1,5 +1,7 @@
 //! The rows behind lists. They are written in the same transaction as the events that changed them, and replaying the
 //! journal through [`apply_event`] rebuilds them. Streamed text changes no row.
+//!
+//! Design: docs/design/rows-with-their-events.md
 
 use qd_protocol::api::{self, RunStatus, SessionStatus};
 use qd_protocol::event::{

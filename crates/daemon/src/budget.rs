@@ -1,5 +1,7 @@
 //! Which budgets are spent. A budget covers its session or fleet and all descendants. The sums come from the journal's
 //! rows, so nothing is passed up a tree; only the verdict is kept in memory, where every actor can read it.
+//!
+//! Design: docs/design/rows-with-their-events.md
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};

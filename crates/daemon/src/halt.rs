@@ -1,5 +1,7 @@
 //! The halt is a barrier: every awake actor has seen it before `halt.set` is written, so in the journal no run starts
 //! after it.
+//!
+//! Design: docs/design/halt-is-a-barrier.md
 
 use std::sync::Arc;
 

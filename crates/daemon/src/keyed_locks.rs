@@ -1,5 +1,7 @@
 //! One lock per key: two requests with the same `Idempotency-Key`, run id or path wait for each other, and for no
 //! other request.
+//!
+//! Design: docs/design/keyed-locks.md
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

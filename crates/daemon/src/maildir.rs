@@ -3,6 +3,8 @@
 //! and content, and moves to `cur` after it is journalled. A crash in between is harmless, because the next scan
 //! finds the file again and the journal knows the message. A file that is not a message moves to `corrupt`, with the
 //! reason beside it.
+//!
+//! Design: docs/design/mail-becomes-a-run.md
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};

@@ -1,6 +1,8 @@
 //! An event as it is appended, stored and published. The caller of an append renders the SSE frame that clients see,
 //! all but its seq, and the writer fills in the seq. So rendering stays off the writer's thread, and the same code
 //! renders events that are read back.
+//!
+//! Design: docs/design/frames-are-rendered-once.md
 
 use std::borrow::Cow;
 use std::io::Write;

@@ -24,8 +24,7 @@ pub struct LaunchSpec {
     pub env: BTreeMap<String, String>,
     pub cwd: PathBuf,
     /// The child's `argv[0]`, if it is not to be the first of `argv`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[serde(rename = "called")]
+    #[serde(rename = "called", default, skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
 }
 

@@ -2,6 +2,8 @@
 //! depth. They are applied last, on the way to the journal, after redaction: text cut before its secrets are removed
 //! may end with the first half of one, and redaction may make text longer. Streamed text may take any number of events
 //! and is not cut here.
+//!
+//! Design: docs/design/redact-then-fit.md
 
 use qd_protocol::event::{PlanEntry, RunError};
 use qd_protocol::limits::{HEAD_MAX, INLINE_MAX};

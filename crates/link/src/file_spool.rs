@@ -1,6 +1,8 @@
 //! A spool on disk: the updates of one agent as JSON lines `{"n":NUMBER,"up":{…}}`, in segments named by their first
 //! number, in a folder of its own. The files outlive the worker, so the daemon can read what a dead worker could not
 //! deliver.
+//!
+//! Design: docs/design/spool-is-trimmed-by-the-journal.md
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions};

@@ -1,5 +1,7 @@
 //! How the two ends of a link prove to each other that they know the same secret without sending it: an HMAC over a
 //! fresh nonce from each side. Nothing here reads or sends a frame.
+//!
+//! Design: docs/design/how-a-worker-is-known.md
 
 use std::fmt::Write;
 

@@ -1,6 +1,8 @@
 //! How the workers of a home are found. Each worker keeps a record and holds a lock on a file beside it for as long as
 //! it lives. Only the lock decides whether a worker is alive, whatever the clock, a pid or the record say; the record
 //! tells where the worker listens.
+//!
+//! Design: docs/design/how-a-worker-is-known.md
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;

@@ -208,8 +208,7 @@ pub mod join {
         pub labels: Vec<String>,
         pub agents: Vec<Agent>,
         /// The workers of sessions that this process still holds from an earlier connection.
-        #[serde(default)]
-        #[serde(rename = "seats")]
+        #[serde(rename = "seats", default)]
         pub workers: Vec<SessionWorker>,
     }
 

@@ -5,6 +5,8 @@
 //! session journals the number together with the events that result from the update, acknowledges it after the commit,
 //! and drops updates that it has already seen. Downwards, a command carries the [`EventNumber`] of the event that
 //! caused it, so the journal is the only outbox.
+//!
+//! Design: docs/design/journal-is-the-outbox.md
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -125,8 +127,7 @@ pub struct AskRequest {
     pub options: Vec<String>,
     /// True if the agent itself would not have asked. A low-risk call is then allowed wherever the policy would ask a
     /// person; a deny still denies it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    #[serde(rename = "unasked")]
+    #[serde(rename = "unasked", default, skip_serializing_if = "std::ops::Not::not")]
     pub implicit: bool,
 }
 

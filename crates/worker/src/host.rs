@@ -1,5 +1,7 @@
 //! The sessions of one worker, and the way from a connection to the session it is for. The host does not care where
 //! connections come from: the worker process listens, a joined worker dials, and both pass them on to it.
+//!
+//! Design: docs/design/one-connection-per-session.md
 
 pub(crate) mod process;
 mod session_host;

@@ -1,5 +1,7 @@
 //! What a turn has used: time, model calls, money. It is counted from the prompt on, but limits are enforced here only
 //! while no daemon is attached: the daemon also counts the session's other runs and its child sessions.
+//!
+//! Design: docs/design/worker-keeps-time-and-limits.md
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! Removes secrets from everything an agent reports, before it is numbered or stored, and then makes each update fit
 //! its event. A secret that arrives in pieces is found as well: the end of a piece that may be the beginning of a
 //! secret is held back until more of its stream arrives, whatever comes in between, or until the stream is over.
+//!
+//! Design: docs/design/redact-then-fit.md
 
 mod secrets;
 

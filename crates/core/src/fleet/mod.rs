@@ -10,6 +10,8 @@
 //! - `router`: which routes fire when a run ends; `completion`: questions to people, and when the fleet is done.
 //! - [`prompt`]: the prompts that sessions get; [`subtasks`]: how a lead splits its work; [`mentions`]: messages that
 //!   address a session by name.
+//!
+//! Design: docs/design/fleets-assign-at-least-once.md
 
 mod completion;
 mod evolve;

@@ -27,8 +27,7 @@ pub struct FleetState {
     /// The state of each route, in the order of the fleet file.
     pub routes: Vec<RouteState>,
     /// How many messages were sent because of mentions.
-    #[serde(default)]
-    #[serde(rename = "mentions")]
+    #[serde(rename = "mentions", default)]
     pub mention_count: u32,
     /// Asks that are not answered.
     pub asks: BTreeMap<AskId, Ask>,
@@ -57,8 +56,7 @@ pub struct FleetAssignment {
     pub from: Vec<RouteSource>,
     pub runs: Vec<AssignedRun>,
     /// It is delivered as mail, because another session mentioned this one.
-    #[serde(default)]
-    #[serde(rename = "mention")]
+    #[serde(rename = "mention", default)]
     pub by_mention: bool,
 }
 

@@ -1,5 +1,7 @@
 //! Handles the commands of clients and of the daemon. Starting the runs that a command makes possible is left to
 //! `advance`.
+//!
+//! Design: docs/design/mailbox-order-decides-cancels.md
 
 use qd_protocol::event::{
     Ask, AskAnswer, AskKind, AskResolved, AskStatus, EventBody, MessageCreated, MessagePart, MessageRole,

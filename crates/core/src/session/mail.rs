@@ -3,6 +3,8 @@
 //! returned to the mailbox and held: it is not lost, and nothing starts again that a person stopped.
 //!
 //! The state holds only open messages, so it cannot know that an id was used before: callers look that up first.
+//!
+//! Design: docs/design/mail-becomes-a-run.md
 
 use qd_protocol::event::{
     EventBody, MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent,

@@ -4,6 +4,8 @@
 //!
 //! The state holds nothing that the journal does not contain. Whether an agent is connected, a halt is set or a budget
 //! is spent can change at any moment; these facts come with each input as the [`SessionContext`].
+//!
+//! Design: docs/design/context-beside-state.md
 
 mod advance;
 mod agent;

@@ -30,8 +30,7 @@ pub struct SessionState {
     #[serde(default)]
     pub worker_since: Millis,
     /// Since when that worker is being stopped. It gets no more runs.
-    #[serde(default)]
-    #[serde(rename = "stopping")]
+    #[serde(rename = "stopping", default)]
     pub worker_stopping_since: Option<Millis>,
     /// When workers recently failed or were lost, oldest first. Holds no more entries than the restart limit needs.
     #[serde(default)]
@@ -119,8 +118,7 @@ pub struct UnfinishedRun {
     #[serde(default)]
     pub mail: Option<MailId>,
     /// It waits because the limit on live agents is reached.
-    #[serde(default)]
-    #[serde(rename = "lacks_room")]
+    #[serde(rename = "lacks_room", default)]
     pub waits_for_slot: bool,
     /// Steers that the turn has neither taken nor missed.
     pub steers: Vec<PendingSteer>,

@@ -1,4 +1,6 @@
 //! Deadlines. They are computed from the state and never stored, so a rebuilt session has the same ones.
+//!
+//! Design: docs/design/deadlines-are-computed.md
 
 use qd_protocol::Millis;
 use qd_protocol::event::{

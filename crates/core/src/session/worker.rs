@@ -1,5 +1,7 @@
 //! The session's worker: when it is started, what its exit means, and how often it may crash. A worker's id is
 //! derived from the number of its `worker.started`, so repeating the launch after a crash means the same worker.
+//!
+//! Design: docs/design/journal-is-the-outbox.md
 
 use std::collections::VecDeque;
 

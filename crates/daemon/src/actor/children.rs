@@ -1,6 +1,8 @@
 //! Messages between a session and its parent, children and fleet: a cancel or close is passed down and confirmed, an
 //! end is reported up. Each obligation stays in the journal until it is met, so after a crash it is simply passed on
 //! again.
+//!
+//! Design: docs/design/mailbox-order-decides-cancels.md
 
 use std::pin::Pin;
 use std::sync::Arc;

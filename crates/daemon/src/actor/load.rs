@@ -1,5 +1,7 @@
 //! Reads a session from the journal: its state from the last snapshot and the events after it, and single runs, prompts
 //! and texts where an effect needs them. It writes nothing.
+//!
+//! Design: docs/design/snapshot-with-each-run-end.md
 
 use std::path::Path;
 use std::sync::Arc;

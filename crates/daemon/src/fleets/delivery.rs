@@ -1,5 +1,7 @@
 //! Prompts on their way to sessions, and ends on their way back. Every action is preceded by a lookup, so repeating it
 //! changes nothing.
+//!
+//! Design: docs/design/fleets-assign-at-least-once.md
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

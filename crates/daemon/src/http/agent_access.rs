@@ -1,6 +1,8 @@
 //! Agents must not act as their own judge. A process on our socket that descends from an agent may read its own
 //! session, claim its own mail and, with that session's token, use its tools; nothing else. It answers no ask,
 //! touches no session outside its own tree, and starts nothing unnoticed.
+//!
+//! Design: docs/design/callers-are-traced.md
 
 use axum::extract::Request;
 use axum::http::Method;

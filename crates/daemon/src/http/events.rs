@@ -39,18 +39,6 @@ const HEARTBEAT_COMMENT: &[u8] = b": quiet\n\n";
 const JOIN_BELOW: usize = 4 << 10;
 /// The most bytes of frames that are copied together.
 const JOINED_MAX: usize = 64 << 10;
-/// Kinds that readers could ask for before any version wrote them. All of them are in `EventBody::KINDS` now.
-const LATER_KINDS: &[&str] = &[
-    "run.suspended",
-    "run.resumed",
-    "worker.started",
-    "worker.reattached",
-    "worker.exited",
-    "fleet.started",
-    "fleet.routed",
-    "fleet.finished",
-];
-
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(stream_all)).routes(routes!(stream_workspace))
 }
@@ -172,7 +160,7 @@ fn open_stream(
 
 /// Parses the kinds that a reader wants. Unknown kinds are an error, because a misspelled one would never arrive.
 fn parse_kinds(text: &str) -> Result<Arc<[String]>, ApiError> {
-    let is_known = |kind: &str| qd_protocol::EventBody::KINDS.contains(&kind) || LATER_KINDS.contains(&kind);
+    let is_known = |kind: &str| qd_protocol::EventBody::KINDS.contains(&kind);
     let parse = |kind: &str| match is_known(kind) {
         true => Ok(kind.to_owned()),
         false => Err(invalid_value(format!("there is no event kind `{kind}`"))),

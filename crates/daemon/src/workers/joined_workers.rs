@@ -1,6 +1,8 @@
 //! Worker processes on other machines that have joined: their identity, the agents they offer, and the sessions they
 //! hold. A session is assigned to one of them and stays with it. `route` has the connections of sessions, `control`
 //! the control connection of a process. Their pids mean nothing here.
+//!
+//! Design: docs/design/one-connection-per-session.md
 
 mod control;
 mod route;

@@ -1,6 +1,8 @@
 //! Worker processes on this machine: started from our own binary, reached by unix socket, and alive as long as they
 //! hold their file lock. Their spools outlive them, and so may processes that their agents started; both are handled
 //! here before a session learns that its worker is lost.
+//!
+//! Design: docs/design/how-a-worker-is-known.md
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};

@@ -1,5 +1,7 @@
 //! The daemon's requests to start, stop or close the agent. After a break the daemon may repeat a request, so each is
 //! compared with the state that all earlier ones lead to. Nothing here waits or is timed.
+//!
+//! Design: docs/design/worker-stops-idle-agents.md
 
 use std::collections::VecDeque;
 

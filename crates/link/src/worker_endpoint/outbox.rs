@@ -1,5 +1,7 @@
 //! The updates of an endpoint that the daemon has not acknowledged: numbered, kept in the spool, and the newest of
 //! them in memory. The spool is the only thing touched here; no task, lock or connection is known.
+//!
+//! Design: docs/design/spool-is-trimmed-by-the-journal.md
 
 use std::collections::VecDeque;
 use std::{fmt, io};

@@ -68,8 +68,7 @@ pub struct FleetRunEnded {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_subtasks: Option<String>,
     /// There was no separate run: a run that was already active in the session took the message as a steer.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    #[serde(rename = "taken_in")]
+    #[serde(rename = "taken_in", default, skip_serializing_if = "std::ops::Not::not")]
     pub delivered_as_steer: bool,
 }
 

@@ -1,5 +1,7 @@
 //! One session in a worker: owns the keeper and the agent, carries out the daemon's lifecycle requests, and ends both.
 //! The agent's updates do not pass through here; they go from the agent's task to the session's endpoint.
+//!
+//! Design: docs/design/worker-stops-idle-agents.md
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
