@@ -1,4 +1,4 @@
-//! Remote agents by the Agent2Agent protocol: run, asked, cancelled, gone on with, and not lost with the daemon.
+//! Remote agents over the Agent2Agent protocol: runs, asks, cancels, resumed conversations, and surviving the daemon.
 
 use qd_testkit::home::TestCommand;
 use qd_testkit::{FakeRemoteAgent, TestDaemon, journal_rules};
@@ -12,8 +12,8 @@ async fn a_remote_agent_is_run_by_its_address_and_its_answer_is_printed() {
     command.env("A2A_TOKEN", "t0ken-of-mine");
     let printed = TestCommand::spawn(command).wait().await.ok();
     assert_eq!(printed.trim(), "hello, prompt 1");
-    assert_eq!(remote.tokens(), ["Bearer t0ken-of-mine"], "what the shell has goes with it");
-    assert!(daemon.home.agent_processes().is_empty(), "nothing of it is here");
+    assert_eq!(remote.tokens(), ["Bearer t0ken-of-mine"], "variables of the shell are passed on");
+    assert!(daemon.home.agent_processes().is_empty(), "no local process");
 }
 
 #[tokio::test]
@@ -31,8 +31,8 @@ async fn a_remote_agent_can_be_described_by_a_manifest() {
     let run = session.wait(&session.prompt("hi").await).await;
     assert_eq!((&run["finish_reason"], &run["text"]), (&json!("end_turn"), &json!("hi, prompt 1")), "{run}");
     assert_eq!(remote.tokens(), ["Bearer k-123456"]);
-    let told = daemon.qd(&["agents"]).await.ok();
-    assert!(told.lines().any(|line| line.contains("far") && line.contains("a2a")), "{told}");
+    let listed = daemon.qd(&["agents"]).await.ok();
+    assert!(listed.lines().any(|line| line.contains("far") && line.contains("a2a")), "{listed}");
 }
 
 #[tokio::test]
@@ -96,14 +96,14 @@ async fn a_remote_turn_outlives_the_daemon_and_nothing_of_it_is_lost_or_doubled(
         (&json!("end_turn"), &json!("begun and ended")),
         "{ended}"
     );
-    assert_eq!(remote.calls(), ["SendStreamingMessage"], "it was told once");
+    assert_eq!(remote.calls(), ["SendStreamingMessage"], "the prompt was sent once");
     journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_remote_agent_that_is_not_there_fails_with_what_to_look_at() {
     let daemon = TestDaemon::start().await;
-    // The port of an agent that is gone.
+    // The address of an agent that has been stopped.
     let agent = FakeRemoteAgent::start().await.agent();
     let session = daemon.session_with(json!({ "agent": agent, "restarts": 0 })).await;
     let run = session.wait(&session.prompt("x").await).await;

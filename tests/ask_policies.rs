@@ -1,5 +1,5 @@
-//! Section 6: what a session's policy decides without asking. A decision by policy has an `ask.resolved` that names
-//! the rule, and no `ask.opened`.
+//! What a session's policy decides without asking. A decision by policy writes `ask.resolved`, which names the rule,
+//! but no `ask.opened`.
 
 use qd_testkit::{TestDaemon, TestEvent, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ async fn with_policy(daemon: &TestDaemon, policy: Value) -> TestSession {
     daemon.session_with(json!({ "agent": "script", "policy": policy })).await
 }
 
-/// What becomes of one step that asks: `allowed`, `denied…`, or `asked` if a person would have to decide.
+/// Runs one step that needs permission and returns `allowed`, `denied…`, or `asked` if a person would have to decide.
 async fn verdict(session: &TestSession, step: Value) -> (String, TestEvent) {
     let run = session.prompt_script(&[step]).await;
     let decided =
@@ -20,9 +20,9 @@ async fn verdict(session: &TestSession, step: Value) -> (String, TestEvent) {
         return ("asked".to_owned(), event);
     }
     assert_eq!(event.data["by"], "policy", "{event:?}");
-    let said = session.wait(&run).await["text"].as_str().unwrap_or_default().to_owned();
+    let outcome = session.wait(&run).await["text"].as_str().unwrap_or_default().to_owned();
     journal_rules::check(&session.events().await);
-    (said, event)
+    (outcome, event)
 }
 
 async fn judge(session: &TestSession, command: &str) -> String {
@@ -41,8 +41,8 @@ async fn the_policy_is_ask_unless_given() {
 async fn allow_and_deny_decide_without_opening_an_ask() {
     let daemon = TestDaemon::start().await;
     let allow = with_policy(&daemon, json!("allow")).await;
-    let (said, event) = verdict(&allow, ask_bash("ls")).await;
-    assert_eq!((said.as_str(), &event.data["state"]), ("allowed", &json!("answered")));
+    let (outcome, event) = verdict(&allow, ask_bash("ls")).await;
+    assert_eq!((outcome.as_str(), &event.data["state"]), ("allowed", &json!("answered")));
     let deny = with_policy(&daemon, json!("deny")).await;
     assert!(judge(&deny, "ls").await.starts_with("denied"));
     assert!(daemon.client().pending_asks().await.is_empty());
@@ -67,8 +67,8 @@ async fn the_first_rule_that_matches_decides_and_where_none_does_a_person_is_ask
         ]),
     )
     .await;
-    let (said, event) = verdict(&session, ask_bash("git status --short")).await;
-    assert_eq!((said.as_str(), &event.data["rule"]), ("allowed", &rule));
+    let (outcome, event) = verdict(&session, ask_bash("git status --short")).await;
+    assert_eq!((outcome.as_str(), &event.data["rule"]), ("allowed", &rule));
     assert!(judge(&session, "git push origin").await.starts_with("denied"));
     assert_eq!(judge(&session, "git commit").await, "asked");
     assert_eq!(judge(&session, "cargo test").await, "asked");
@@ -129,8 +129,8 @@ async fn a_deny_rule_needs_to_match_one_part_only() {
     ]);
     let session = with_policy(&daemon, rules).await;
     assert_eq!(judge(&session, "ls && pwd").await, "allowed");
-    let said = judge(&session, "ls && curl example.com").await;
-    assert!(said.starts_with("denied"), "{said}");
+    let outcome = judge(&session, "ls && curl example.com").await;
+    assert!(outcome.starts_with("denied"), "{outcome}");
 }
 
 #[tokio::test]
@@ -138,9 +138,9 @@ async fn high_risk_is_asked_under_allow_too_and_only_a_rule_with_risk_high_allow
     let daemon = TestDaemon::start().await;
     let high = || ask_risk("Bash", json!({ "command": "ls" }), "high");
     let allow = with_policy(&daemon, json!("allow")).await;
-    let (said, event) = verdict(&allow, high()).await;
+    let (outcome, event) = verdict(&allow, high()).await;
     assert_eq!(
-        (said.as_str(), &event.data["risk"]),
+        (outcome.as_str(), &event.data["risk"]),
         ("asked", &json!("high")),
         "the agent's word raises the risk"
     );
@@ -157,8 +157,8 @@ async fn the_agents_word_never_lowers_the_risk() {
     let daemon = TestDaemon::start().await;
     let session = with_policy(&daemon, json!("allow")).await;
     let step = ask_risk("Bash", json!({ "command": "rm -rf /" }), "low");
-    let (said, event) = verdict(&session, step).await;
-    assert_eq!((said.as_str(), &event.data["risk"]), ("asked", &json!("high")));
+    let (outcome, event) = verdict(&session, step).await;
+    assert_eq!((outcome.as_str(), &event.data["risk"]), ("asked", &json!("high")));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Section 6: the life of an ask. Who may answer, what an answer does, what withdraws it. Policies are in
+//! The life of an ask: who may answer it, what an answer does, and what withdraws it. Policies are in
 //! `ask_policies.rs`.
 
 use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*, session::ask_id};
@@ -8,7 +8,7 @@ fn allow() -> Value {
     json!({ "decision": "allow_once" })
 }
 
-/// A session with a run that waits for leave to use a tool: the session, the run and the ask.
+/// A session with a run that waits for a permission: the session, the run and the ask.
 async fn waiting(daemon: &TestDaemon) -> (TestSession, String, String) {
     let session = daemon.session("script").await;
     let run = session.prompt_script(&[ask_bash("make install"), say("!")]).await;

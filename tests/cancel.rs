@@ -1,5 +1,5 @@
-//! Rules 5.4, 5.5 and the part of 5.7 that needs no process: what a cancel hits, what it does not, how the runs end,
-//! and the same for the sessions below.
+//! What a cancel hits and what it does not, how the cancelled runs end, and the same for child sessions. Processes that
+//! survive a cancel are in `workers_escapees.rs`.
 
 use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
@@ -122,7 +122,7 @@ async fn a_cancel_that_hits_nothing_changes_nothing_and_does_not_poison_the_next
         assert_eq!(session.wait(&first).await["finish_reason"], "end_turn");
         let events = session.events().await;
         assert_eq!(session.cancel().await, nothing, "after one");
-        assert_eq!(session.cancel_run(&first).await, nothing, "of a run that has ended");
+        assert_eq!(session.cancel_run(&first).await, nothing, "a cancel of a finished run");
         assert_eq!(session.events().await, events);
         let second = session.prompt("hello").await;
         assert_eq!(session.wait(&second).await["finish_reason"], "end_turn");

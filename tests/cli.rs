@@ -1,16 +1,16 @@
-//! Section 10: the verbs of `qd` from end to end, with their exit codes. A real terminal is in `cli_terminal.rs`.
+//! The verbs of `qd` end to end, with their exit codes. Tests with a real terminal are in `cli_terminal.rs`.
 
 use qd_testkit::{TestCommand, TestCommandOutput, TestDaemon, TestHome, home::signal, script::*};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// `qd run` of a script, with more arguments before the prompt.
+/// Runs a script with `qd run`, with `args` before the prompt.
 async fn run_script(daemon: &TestDaemon, args: &[&str], script: &[Value]) -> TestCommandOutput {
     let prompt = steps(script);
     daemon.qd(&[&["run", "--agent", "script"], args, &[&prompt]].concat()).await
 }
 
-/// The one session that `qd` made.
+/// The only session that exists.
 async fn only_session(daemon: &TestDaemon) -> qd_testkit::TestSession {
     let sessions = daemon.client().get("/v1/sessions").await.list();
     let [session] = &sessions[..] else { panic!("{sessions:?}") };
@@ -27,7 +27,7 @@ async fn run_needs_no_earlier_step_and_prints_the_answer() {
     let output = home.qd(&["run", "--agent", "echo", "hello there"]).await;
     assert!(output.stdout.contains("hello there"), "{output:?}");
     output.ok();
-    assert!(home.daemon_pid().is_some(), "the daemon goes on");
+    assert!(home.daemon_pid().is_some(), "the daemon keeps running");
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn ctrl_c_cancels_the_run_waits_for_its_end_and_exits_130() {
     running.signal(Signal::INT);
     running.wait().await.expect_exit(130);
     let runs = only_session(&daemon).await.runs().await;
-    assert_eq!(runs[0]["finish_reason"], "cancelled", "it had ended when the command did");
+    assert_eq!(runs[0]["finish_reason"], "cancelled", "the run had ended when the command returned");
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_second_ctrl_c_detaches() {
     session.wait_for_event("the cancel", |event| event.kind == "run.cancel_requested").await;
     running.signal(Signal::INT);
     running.wait().await.expect_exit(130);
-    assert_eq!(session.runs().await[0]["finish_reason"], json!(null), "it left before the end");
+    assert_eq!(session.runs().await[0]["finish_reason"], json!(null), "it exited before the run ended");
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn an_open_ask_and_the_command_that_answers_it_are_printed_to_stderr_off_a
     assert!(output.ok().contains("allowed"));
 }
 
-/// Waits for the one ask there is.
+/// Waits for the first ask and returns its id.
 async fn poll_ask(daemon: &TestDaemon) -> String {
     let mut stream = daemon.client().stream("/v1/events?after=0&kinds=ask.opened").await;
     qd_testkit::session::ask_id(&stream.next().await)
@@ -180,7 +180,7 @@ async fn an_id_may_be_any_unambiguous_prefix_or_a_title() {
     }
     daemon.session("echo").await;
     let ambiguous = daemon.qd(&["logs", "ses_"]).await;
-    assert!(ambiguous.stderr.contains(&session.id), "it names what it could mean: {ambiguous:?}");
+    assert!(ambiguous.stderr.contains(&session.id), "the matches are listed: {ambiguous:?}");
     assert_ne!(ambiguous.code, Some(0));
     daemon.qd(&["logs", "ses_zzzzzz"]).await.expect_exit(3);
     daemon.qd(&["logs", "no such title"]).await.expect_exit(3);
@@ -231,7 +231,7 @@ async fn cancel_and_rm_do_what_they_say() {
 async fn asks_are_listed_and_answered() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    for (step, verb, words, said) in [
+    for (step, verb, args, expected) in [
         (ask_bash("make"), "allow", vec![], "allowed"),
         (ask_bash("make"), "deny", vec!["not now"], "denied: not now"),
         (question("which?", &["red", "blue"]), "answer", vec!["blue"], "blue"),
@@ -241,8 +241,8 @@ async fn asks_are_listed_and_answered() {
         let shown = daemon.qd(&["asks"]).await.ok();
         assert!(shown.contains(&ask[..10]), "{shown}");
         assert_eq!(daemon.qd(&["asks", "--json"]).await.json()[0]["id"], ask);
-        daemon.qd(&[&[verb, &ask], &words[..]].concat()).await.ok();
-        assert_eq!(session.wait(&run).await["text"], said);
+        daemon.qd(&[&[verb, &ask], &args[..]].concat()).await.ok();
+        assert_eq!(session.wait(&run).await["text"], expected);
         daemon.qd(&["allow", &ask]).await.expect_exit(1);
     }
     daemon.qd(&["allow", "ask_zzzz"]).await.expect_exit(3);
@@ -313,14 +313,18 @@ async fn doctor_rebuild_makes_the_same_lists_from_the_events() {
         ] {
             lists.push(daemon.client().get(path).await.expect(200));
         }
-        // Of the session whose worker the next daemon finds again: that is an event too.
+        // The next daemon reattaches the session's worker, which is an event and changes this field.
         for listed in lists[1].as_array_mut().unwrap() {
             listed.as_object_mut().unwrap().remove("updated_at");
         }
         lists
     };
     let before = lists(&daemon).await;
-    assert_ne!(daemon.qd(&["doctor", "--rebuild"]).await.code, Some(0), "not under a living daemon");
+    assert_ne!(
+        daemon.qd(&["doctor", "--rebuild"]).await.code,
+        Some(0),
+        "refused while the daemon is running"
+    );
     assert_eq!(daemon.terminate().await, Some(0));
     daemon.qd(&["doctor", "--rebuild"]).await.ok();
     daemon.start_again().await;
@@ -390,7 +394,7 @@ async fn a_title_means_the_open_session_that_bears_it() {
     old.run_script(&[say("of old")]).await;
     daemon.qd(&["rm", "par"]).await.ok();
     old.wait_for_event("its end", |event| event.kind == "session.closed").await;
-    assert!(daemon.qd(&["logs", "par"]).await.ok().contains("of old"), "no other bears it");
+    assert!(daemon.qd(&["logs", "par"]).await.ok().contains("of old"), "no other session has this title");
     let new = daemon.session_with(settings.clone()).await;
     new.run_script(&[say("of now")]).await;
     assert!(daemon.qd(&["logs", "par"]).await.ok().contains("of now"));
@@ -414,8 +418,8 @@ async fn what_fails_says_what_to_do_about_it() {
     let unknown = daemon.qd(&["allow", "ask_zzzz"]).await;
     assert!(unknown.stderr.contains("`qd asks`"), "{unknown:?}");
     session.wait(&run).await;
-    let told = daemon.qd(&["logs", &run]).await.ok();
-    assert_eq!(told.matches("no luck").count(), 1 + 1, "in the prompt and at the end: {told}");
+    let logs = daemon.qd(&["logs", &run]).await.ok();
+    assert_eq!(logs.matches("no luck").count(), 1 + 1, "in the prompt and at the end: {logs}");
     let path = daemon.qd(&["ps", "--host", "http://localhost:1/foo"]).await;
     assert!(path.stderr.contains("no path after the port"), "{path:?}");
     path.expect_exit(2);
@@ -435,7 +439,7 @@ async fn ps_says_what_a_prompt_of_an_idle_session_waits_for() {
     let second = daemon.session("script").await;
     second.prompt_script(&[say("x")]).await;
     let shown = daemon.qd(&["ps"]).await.ok();
-    assert!(shown.contains("idle, 1 queued (no room)"), "{shown}");
+    assert!(shown.contains("idle, 1 queued (no free slot)"), "{shown}");
     let halted = TestDaemon::start().await;
     halted.qd(&["halt"]).await.ok();
     halted.session("script").await.prompt_script(&[say("x")]).await;
@@ -447,14 +451,14 @@ async fn ps_says_what_a_prompt_of_an_idle_session_waits_for() {
 async fn stop_says_how_many_agents_go_on_and_workers_when_there_are_none() {
     let daemon = TestDaemon::start().await;
     let none = daemon.qd(&["workers"]).await;
-    assert!(none.stderr.contains("no agents are alive"), "{none:?}");
+    assert!(none.stderr.contains("no agents are running"), "{none:?}");
     assert_eq!(none.ok(), "");
     let session = daemon.session("script").await;
     session.run_script(&[say("x")]).await;
     let stopped = daemon.qd(&["stop"]).await;
-    assert!(stopped.stderr.contains("1 agent goes on (`qd stop --workers` ends it)"), "{stopped:?}");
+    assert!(stopped.stderr.contains("1 agent keeps running (`qd stop --workers` stops it)"), "{stopped:?}");
     let ended = daemon.qd(&["stop", "--workers"]).await;
-    assert!(ended.stderr.contains("the daemon has ended\n"), "{ended:?}");
+    assert!(ended.stderr.contains("the daemon has stopped\n"), "{ended:?}");
     assert_eq!(daemon.home.worker_pids(), Vec::<u32>::new());
 }
 
@@ -471,7 +475,10 @@ async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
     let killed = home.daemon_pid().unwrap();
     signal(killed, Signal::KILL);
     asks.wait_for_stdout("ask_").await;
-    assert!(home.daemon_pid().is_some_and(|pid| pid != killed), "one of them has started another");
+    assert!(
+        home.daemon_pid().is_some_and(|pid| pid != killed),
+        "a watching command has started a new daemon"
+    );
     let ask = home.qd(&["asks", "--json"]).await.json()[0]["id"].as_str().unwrap().to_owned();
     home.qd(&["allow", &ask]).await.ok();
     logs.wait_for_stdout(" after").await;
@@ -488,7 +495,7 @@ async fn a_daemon_that_is_stopped_is_not_started_again_by_those_who_watch() {
     let mut logs = home.start(&["logs", "-f", "t"]);
     logs.wait_for_stdout("x").await;
     home.qd(&["stop"]).await.ok();
-    // Long enough for whoever would start one.
+    // Long enough for a watching command to start a daemon, if it did.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert_eq!(home.daemon_pid(), None);
     home.qd(&["send", "t", "--steer", "on"]).await.ok();

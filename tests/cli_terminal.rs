@@ -1,4 +1,4 @@
-//! Section 10 in a real terminal: what a person sees and types.
+//! The command line in a real terminal: what the user sees and types.
 
 use qd_testkit::{TestDaemon, TestTerminal, home::signal, script::*};
 use rustix::process::Signal;
@@ -22,7 +22,7 @@ async fn run_shows_an_ask_and_takes_its_answer_in_place() {
 #[tokio::test]
 async fn a_pause_in_the_middle_of_a_line_erases_nothing_of_it() {
     let daemon = TestDaemon::start().await;
-    // Longer than the spinner's patience.
+    // Longer than the silence after which the spinner appears.
     let script = steps(&[say("Hello dear "), sleep(1500), say("reader.")]);
     let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
     let screen = terminal.wait_for_text("exit 0").await;

@@ -1,5 +1,6 @@
-//! `kill -9` of the daemon at random moments under 64 clients that post, cancel and read. What was acknowledged must
-//! be there, once; every stream must be the journal; every run must end, once. `QD_SEED` runs a seed again.
+//! `kill -9` of the daemon at random moments under 64 clients that post, cancel and read. Everything acknowledged
+//! must be in the journal exactly once, every stream must equal the journal, and every run must end exactly once.
+//! `QD_SEED` repeats a seed.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -18,16 +19,16 @@ const POSTERS: u64 = 40;
 const CANCELLERS: u64 = 8;
 const READERS: u64 = 16;
 const SESSIONS: usize = 24;
-/// The longest that a daemon lives before it is killed.
+/// Maximum lifetime of a daemon before it is killed.
 const LIFE_MS: u64 = 350;
 
-/// What all clients share.
+/// State that all clients share.
 #[derive(Debug)]
 struct CrashTestState {
     sessions: Vec<(TestSession, &'static str)>,
-    /// No new work is begun any more.
+    /// Set at the end: clients start no new work.
     ending: AtomicBool,
-    /// The last seq, once it is known.
+    /// The last seq of the journal, or 0 until it is known.
     last: AtomicU64,
 }
 
@@ -37,15 +38,15 @@ impl CrashTestState {
     }
 }
 
-/// One request to a daemon that may be dead or dying.
+/// One request to a daemon that may be dead or dying. `None` if there was no complete response.
 async fn attempt(client: &TestClient, path: &str, body: &Value) -> Option<(u16, Value)> {
     let sent = client.send(Method::POST, path, Some(body.to_string().into()));
     let answer = within(&format!("an answer or a broken connection for {path}"), sent).await.ok()?;
     Some((answer.status, answer.json()))
 }
 
-/// A pause while there is nobody to ask; not a wait for anything.
-async fn breathe() {
+/// A short pause before a retry while no daemon answers.
+async fn pause_before_retry() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
@@ -60,25 +61,26 @@ fn prompt(agent: &str, random: &mut SeededRandom) -> String {
     }
 }
 
-/// Posts runs under names of its own; gives the receipts of those that were acknowledged.
-async fn post(world: Arc<CrashTestState>, name: u64, mut random: SeededRandom) -> Vec<(TestSession, Value)> {
+/// Posts runs with its own run ids; returns the receipts of those that were acknowledged.
+async fn post(state: Arc<CrashTestState>, name: u64, mut random: SeededRandom) -> Vec<(TestSession, Value)> {
     let mut receipts = Vec::new();
     for n in 0.. {
-        if world.ending() {
+        if state.ending() {
             break;
         }
-        let (session, agent) = random.pick(&world.sessions).clone();
+        let (session, agent) = random.pick(&state.sessions).clone();
         let run = format!("p{name}.{n}");
         let body = json!({ "session_id": session.id, "prompt": prompt(agent, &mut random), "run_id": run });
-        // A client whose connection broke does not know whether it was heard, and asks again under the same name.
-        while !world.ending() {
+        // After a broken connection the client does not know whether the run was accepted, so it repeats the same run
+        // id.
+        while !state.ending() {
             match attempt(&session.client, &session.workspace_path("/agent"), &body).await {
                 Some((202, receipt)) => {
                     assert_eq!(receipt["run_id"], run);
                     receipts.push((session.clone(), receipt));
                     break;
                 }
-                Some((429 | 503, _)) | None => breathe().await,
+                Some((429 | 503, _)) | None => pause_before_retry().await,
                 Some((status, answer)) => panic!("{run}: {status} {answer}"),
             }
         }
@@ -90,11 +92,11 @@ async fn post(world: Arc<CrashTestState>, name: u64, mut random: SeededRandom) -
     receipts
 }
 
-/// Cancels sessions; gives the runs that it was told are cancelled.
-async fn cancel(world: Arc<CrashTestState>, mut random: SeededRandom) -> Vec<String> {
+/// Cancels sessions; returns the runs that the responses named as cancelled.
+async fn cancel(state: Arc<CrashTestState>, mut random: SeededRandom) -> Vec<String> {
     let mut hit = Vec::new();
-    while !world.ending() {
-        let (session, _) = random.pick(&world.sessions).clone();
+    while !state.ending() {
+        let (session, _) = random.pick(&state.sessions).clone();
         match attempt(&session.client, &session.agent_path("/cancel"), &json!({})).await {
             Some((200, answer)) => {
                 let runs = answer["cancelled"].as_array().unwrap();
@@ -108,7 +110,7 @@ async fn cancel(world: Arc<CrashTestState>, mut random: SeededRandom) -> Vec<Str
     hit
 }
 
-/// An event in short: its seq, and a hash of all of it. Sixteen readers keep every event of the journal.
+/// The seq of an event and a hash of its content. Small, because sixteen readers keep every event of the journal.
 type EventTrace = (u64, u64);
 
 fn trace(event: &TestEvent) -> EventTrace {
@@ -117,25 +119,25 @@ fn trace(event: &TestEvent) -> EventTrace {
     (event.seq, hasher.finish())
 }
 
-/// Reads the stream of all from the beginning, and again from its cursor whenever it breaks, up to the last event.
-async fn read(world: Arc<CrashTestState>, client: TestClient) -> Vec<EventTrace> {
+/// Reads the stream of all events from the beginning up to the last one, resuming from its cursor whenever it breaks.
+async fn read(state: Arc<CrashTestState>, client: TestClient) -> Vec<EventTrace> {
     let mut seen: Vec<EventTrace> = Vec::new();
     loop {
         let cursor = seen.last().map_or(0, |event| event.0);
-        if cursor > 0 && cursor == world.last.load(Ordering::Relaxed) {
+        if cursor > 0 && cursor == state.last.load(Ordering::Relaxed) {
             return seen;
         }
         let client = client.with_header("last-event-id", &cursor.to_string());
         let Ok(Ok(mut stream)) =
             tokio::time::timeout(Duration::from_secs(5), client.try_stream("/v1/events")).await
         else {
-            breathe().await;
+            pause_before_retry().await;
             continue;
         };
         loop {
             let next = tokio::select! {
                 next = stream.try_next() => next,
-                () = at_end(&world, seen.last().map_or(0, |event| event.0)) => return seen,
+                () = at_end(&state, seen.last().map_or(0, |event| event.0)) => return seen,
             };
             match next {
                 Ok(Some(event)) => seen.push(trace(&event)),
@@ -145,9 +147,9 @@ async fn read(world: Arc<CrashTestState>, client: TestClient) -> Vec<EventTrace>
     }
 }
 
-/// Waits until the last seq is known and is this one; else for ever.
-async fn at_end(world: &CrashTestState, seq: u64) {
-    while world.last.load(Ordering::Relaxed) != seq || seq == 0 {
+/// Waits until the last seq is known and equals `seq`. Otherwise never returns.
+async fn at_end(state: &CrashTestState, seq: u64) {
+    while state.last.load(Ordering::Relaxed) != seq || seq == 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -163,27 +165,27 @@ async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
         let agent = if n % 2 == 0 { "echo" } else { "script" };
         sessions.push((daemon.session(agent).await, agent));
     }
-    let world =
+    let state =
         Arc::new(CrashTestState { sessions, ending: AtomicBool::new(false), last: AtomicU64::new(0) });
     let (mut posters, mut cancellers, mut readers) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     for n in 0..POSTERS {
-        posters.spawn(post(world.clone(), n, SeededRandom::new(random.next_number())));
+        posters.spawn(post(state.clone(), n, SeededRandom::new(random.next_number())));
     }
     for _ in 0..CANCELLERS {
-        cancellers.spawn(cancel(world.clone(), SeededRandom::new(random.next_number())));
+        cancellers.spawn(cancel(state.clone(), SeededRandom::new(random.next_number())));
     }
     for _ in 0..READERS {
-        readers.spawn(read(world.clone(), daemon.client()));
+        readers.spawn(read(state.clone(), daemon.client()));
     }
     for _ in 0..KILLS {
         tokio::time::sleep(Duration::from_millis(random.below(LIFE_MS))).await;
         daemon.restart().await;
     }
-    world.ending.store(true, Ordering::Relaxed);
+    state.ending.store(true, Ordering::Relaxed);
     let receipts: Vec<_> = posters.join_all().await.into_iter().flatten().collect();
     let cancelled: Vec<_> = cancellers.join_all().await.into_iter().flatten().collect();
 
-    for (session, _) in &world.sessions {
+    for (session, _) in &state.sessions {
         session.cancel().await;
         for run in session.runs().await.iter().filter(|run| run["state"] != "finished") {
             session.wait(run["id"].as_str().unwrap()).await;
@@ -192,7 +194,7 @@ async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
     daemon.client().post("/v1/halt", &json!({ "reason": "the end" })).await.expect(200);
     let mut stream = daemon.client().stream("/v1/events?after=0").await;
     let journal = stream.until("the halt", |event| event.kind == "halt.set").await;
-    world.last.store(journal.last().unwrap().seq, Ordering::Relaxed);
+    state.last.store(journal.last().unwrap().seq, Ordering::Relaxed);
     println!("{} runs acknowledged, {} cancelled, {} events", receipts.len(), cancelled.len(), journal.len());
 
     journal_rules::check(&journal);
@@ -210,7 +212,7 @@ async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
     for run in &cancelled {
         assert_eq!(ends[run.as_str()], "cancelled", "{run} was acknowledged as cancelled");
     }
-    assert!(journal.iter().any(|event| event.kind == "worker.reattached"), "no worker was found again");
+    assert!(journal.iter().any(|event| event.kind == "worker.reattached"), "no worker was reattached");
     for reason in ["end_turn", "cancelled"] {
         assert!(
             ends.values().any(|end| *end == reason),
@@ -223,7 +225,7 @@ async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
         assert_eq!(differs, None, "a reader saw a gap, a repeat or another event");
         assert_eq!(seen.len(), journal.len());
     }
-    for (session, _) in &world.sessions {
+    for (session, _) in &state.sessions {
         assert_eq!(session.show().await["busy"], false);
     }
 }

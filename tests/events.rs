@@ -1,4 +1,4 @@
-//! Section 4: the event streams. What a reader sees, from where, and that no reader is anybody else's concern.
+//! The event streams: what a reader gets, from which position, and that readers do not affect each other.
 
 use hyper::Method;
 use qd_protocol::EventBody;
@@ -6,13 +6,13 @@ use qd_testkit::stream::TestStreamItem;
 use qd_testkit::{TestDaemon, TestEvent, TestSession, journal_rules, script::*, within};
 use serde_json::json;
 
-/// Everything from the beginning up to the end of `run`, on the stream of all.
+/// All events from the beginning up to the end of `run`.
 async fn everything(daemon: &TestDaemon, run: &str) -> Vec<TestEvent> {
     daemon.client().stream("/v1/events?after=0").await.until_run(run, "run.finished").await
 }
 
-/// A finished run with some events of every sort.
-async fn played(session: &TestSession) -> String {
+/// A finished run with events of several kinds.
+async fn finished_run(session: &TestSession) -> String {
     let run =
         session.run_script(&[think("hm"), say("a"), tool("Read", json!({}), "x"), cost(0.1), say("b")]).await;
     run["id"].as_str().unwrap().to_owned()
@@ -34,7 +34,7 @@ async fn a_stream_says_ready_and_shows_whatever_is_accepted_after_it() {
 async fn without_a_cursor_a_stream_begins_now() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    played(&session).await;
+    finished_run(&session).await;
     let mut stream = session.stream("").await;
     let next = session.prompt("x").await;
     assert_eq!(stream.next().await.run_id, Some(next));
@@ -44,7 +44,7 @@ async fn without_a_cursor_a_stream_begins_now() {
 async fn a_replay_from_any_cursor_gives_everything_after_it_once() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = played(&session).await;
+    let run = finished_run(&session).await;
     let all = everything(&daemon, &run).await;
     journal_rules::check_order(&all);
     for at in 0..all.len() {
@@ -67,7 +67,7 @@ async fn replay_goes_over_into_live_without_gap_or_repeat() {
     let run = session.prompt_script(&[say_times("word ", 400, 1)]).await;
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..40 {
-        // Each attaches at another moment of the run: when the one before has seen its first event.
+        // Each reader attaches at a different moment of the run: when the previous reader has seen its first event.
         let (client, run) = (daemon.client(), run.clone());
         let mut stream = client.stream("/v1/events?after=0").await;
         let first = stream.next().await;
@@ -108,7 +108,7 @@ async fn a_reader_that_breaks_off_and_comes_back_with_last_event_id_misses_nothi
 async fn the_last_event_id_header_wins_over_after() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = played(&session).await;
+    let run = finished_run(&session).await;
     let all = everything(&daemon, &run).await;
     let cursor = all[3].seq.to_string();
     let mut stream = daemon.client().with_header("last-event-id", &cursor).stream("/v1/events?after=0").await;
@@ -160,8 +160,8 @@ async fn a_stream_of_one_workspace_does_not_show_another() {
 async fn session_and_kinds_filter() {
     let daemon = TestDaemon::start().await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
-    played(&two).await;
-    let run = played(&one).await;
+    finished_run(&two).await;
+    let run = finished_run(&one).await;
     let all = everything(&daemon, &run).await;
     let last = all.last().unwrap();
     let filtered = async |query: &str| {
@@ -176,15 +176,15 @@ async fn session_and_kinds_filter() {
     let both = filtered(&format!("kinds=run.finished&session={}", one.id)).await;
     assert_eq!(both, std::slice::from_ref(last));
     let mut live = one.stream("&kinds=run.finished").await;
-    let next = played(&one).await;
-    assert!(live.next().await.is_of_run(&next, "run.finished"), "filters count for what is live too");
+    let next = finished_run(&one).await;
+    assert!(live.next().await.is_of_run(&next, "run.finished"), "filters also apply to live events");
 }
 
 #[tokio::test]
 async fn every_kind_is_known_and_workspace_and_session_events_bear_no_run_id() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    played(&session).await;
+    finished_run(&session).await;
     session.patch(json!({ "title": "renamed" })).await;
     session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
     daemon.client().post("/v1/halt", &json!({})).await.expect(200);
@@ -211,7 +211,7 @@ async fn a_frame_is_one_line_of_data_whatever_the_agent_says() {
     let nasty = "line\nline\r\n\n\ndata: {}\n\nid: 7\u{2028}\u{85}\0 ä😀";
     let run = session.run_script(&[say(nasty)]).await;
     assert_eq!(run["text"], nasty);
-    // The reader of the testkit refuses a frame with more than one line of each field.
+    // The testkit's reader rejects a frame with more than one line per field.
     let seen = everything(&daemon, run["id"].as_str().unwrap()).await;
     assert_eq!(journal_rules::run_text(&seen, run["id"].as_str().unwrap()), nasty);
 }
@@ -222,7 +222,7 @@ async fn a_slow_reader_gets_everything_and_delays_neither_the_agent_nor_another_
     let session = daemon.session("script").await;
     let mut slow = daemon.client().stream("/v1/events?after=0").await;
     slow.next().await;
-    // Far more than a socket holds.
+    // Far more than a socket buffer holds.
     let run = session.run_script(&[say_times(&"x".repeat(32 << 10), 300, 0)]).await;
     assert_eq!(run["finish_reason"], "end_turn");
     let id = run["id"].as_str().unwrap();
@@ -273,7 +273,7 @@ async fn a_stream_of_what_does_not_exist_is_404() {
 async fn the_events_of_a_session_come_in_pages_too() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = played(&session).await;
+    let run = finished_run(&session).await;
     let streamed = session.stream("&after=0").await.until_run(&run, "run.finished").await;
     assert_eq!(session.events().await, streamed, "the page and the stream show the same");
     let page = session.client.get(&session.path("/events?after=0&limit=3")).await.expect(200);

@@ -1,9 +1,9 @@
-//! Section 7: declared teams. Each row of it with the real binary; `script` and `echo` are the agents.
+//! Fleets with the real binary; the agents are `script` and `echo`.
 
 use qd_testkit::{TestDaemon, TestFleet, script::*};
 use serde_json::{Value, json};
 
-/// A fleet's file with these sessions, all of them `script`, unless a name says `NAME=AGENT`.
+/// A fleet file with these sessions. Their agent is `script`, unless the entry is `NAME=AGENT`.
 fn file(task: &str, sessions: &[&str], rest: &str) -> String {
     let sessions: Vec<String> = sessions
         .iter()
@@ -46,10 +46,10 @@ async fn a_pipeline_passes_the_task_and_the_last_message_on() {
     let ended = fleet.wait_for_end().await;
     assert_eq!(ended["state"], "done", "{ended}");
     assert_eq!(fleet.prompts_of("a").await, ["build it"]);
-    let told = fleet.prompts_of("b").await;
-    assert_eq!(told.len(), 1);
-    assert!(told[0].contains("build it") && told[0].contains("echo: build it"), "{told:?}");
-    assert_eq!(ended["result"], format!("echo: {}", told[0]));
+    let prompts = fleet.prompts_of("b").await;
+    assert_eq!(prompts.len(), 1);
+    assert!(prompts[0].contains("build it") && prompts[0].contains("echo: build it"), "{prompts:?}");
+    assert_eq!(ended["result"], format!("echo: {}", prompts[0]));
     assert_eq!(ended["sessions"]["b"]["state"], "idle");
 }
 
@@ -60,9 +60,9 @@ async fn a_fan_out_goes_to_each_and_a_join_waits_for_all() {
     let fleet = start(&daemon, &file("x", &["lead=echo", "a=echo", "b=echo", "review=echo"], rest)).await;
     assert_eq!(fleet.wait_for_end().await["state"], "done");
     assert_eq!(routes(&fleet).await, ["lead→a,b", "a+b→review"]);
-    let told = fleet.prompts_of("review").await;
-    assert_eq!(told.len(), 1, "once");
-    assert!(told[0].contains("from a") && told[0].contains("from b"), "{told:?}");
+    let prompts = fleet.prompts_of("review").await;
+    assert_eq!(prompts.len(), 1, "once");
+    assert!(prompts[0].contains("from a") && prompts[0].contains("from b"), "{prompts:?}");
 }
 
 #[tokio::test]
@@ -76,10 +76,10 @@ async fn subtasks_are_dealt_round_and_round_and_who_is_dealt_nothing_holds_up_no
     assert_eq!(ended["state"], "done", "{ended}");
     assert_eq!(fleet.prompts_of("a").await, [subtasks[0].clone(), subtasks[2].clone()]);
     assert_eq!(fleet.prompts_of("b").await, [subtasks[1].clone()]);
-    let told = fleet.prompts_of("review").await;
-    assert_eq!(told.len(), 1, "when all that was dealt has ended");
+    let prompts = fleet.prompts_of("review").await;
+    assert_eq!(prompts.len(), 1, "once all subtasks have ended");
     for word in ["one", "two", "three"] {
-        assert!(told[0].contains(word), "{told:?}");
+        assert!(prompts[0].contains(word), "{prompts:?}");
     }
 
     let fleet = start(&daemon, &file(&steps(&[block(&subtasks[..1])]), &sessions, rest)).await;
@@ -120,7 +120,7 @@ async fn a_failure_is_routed_on_or_is_the_fleets() {
     let task = steps(&[fail("the model is on fire")]);
     let rest = "  start: a\n  routes: [{ when: a.failed, route_to: b }, { when: a.done, route_to: c }]\n";
     let fleet = start(&daemon, &file(&task, &["a", "b=echo", "c=echo"], rest)).await;
-    assert_eq!(fleet.wait_for_end().await["state"], "done", "its failure was routed on");
+    assert_eq!(fleet.wait_for_end().await["state"], "done", "a route handled its failure");
     assert_eq!(routes(&fleet).await, ["a→b"]);
     assert!(fleet.prompts_of("b").await[0].contains("the model is on fire"));
 
@@ -128,7 +128,7 @@ async fn a_failure_is_routed_on_or_is_the_fleets() {
         start(&daemon, &file(&task, &["a", "b"], "  start: a\n  routes: [{ when: a.done, route_to: b }]\n"))
             .await;
     assert_eq!(fleet.wait_for_end().await["state"], "failed");
-    // A crash is no success either.
+    // A crashed agent is a failure, even with exit status 0.
     let fleet = start(&daemon, &file(&steps(&[exit(0)]), &["a"], "  start: a\n")).await;
     assert_eq!(fleet.wait_for_end().await["state"], "failed");
 }
@@ -320,7 +320,7 @@ async fn a_wrong_file_is_refused_with_its_place_before_anything_starts() {
     let unknown = "fleet:\n  task: t\n  sessions: { a: { agent: echo }, b: { agent: nobody } }\n  start: a\n";
     let details = workspace.try_fleet(unknown).await.expect_refusal(400, "unknown_agent");
     assert_eq!(details["session"], "b");
-    assert!(daemon.client().get("/v1/sessions").await.list().is_empty(), "nothing was made");
+    assert!(daemon.client().get("/v1/sessions").await.list().is_empty(), "no fleet was created");
     assert!(daemon.client().get(&workspace.path("/fleets")).await.list().is_empty());
 }
 
@@ -375,7 +375,7 @@ async fn every_example_runs_as_it_is() {
                     "permission" => json!({ "decision": "allow_once" }),
                     _ => json!({ "value": "so be it" }),
                 };
-                // Those of the fleets before are on the stream too.
+                // The stream also has asks of earlier fleets, which are already answered.
                 let _answered_before =
                     daemon.client().answer_ask(event.data["id"].as_str().unwrap(), &answer).await;
             }

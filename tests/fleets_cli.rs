@@ -4,7 +4,7 @@ use qd_testkit::{TestCommand, TestDaemon, TestTerminal, script::*};
 use rustix::process::Signal;
 use serde_json::json;
 
-/// A file in the daemon's project.
+/// Writes a fleet file into the daemon's project directory.
 fn write(daemon: &TestDaemon, text: &str) -> String {
     let path = daemon.home.project_dir().join("fleet.yaml");
     std::fs::write(&path, text).unwrap();
@@ -85,7 +85,7 @@ async fn ctrl_c_cancels_the_fleet_and_waits_for_its_end() {
 async fn it_ends_with_its_fleet_whether_stdin_is_closed_or_stays_open() {
     let daemon = TestDaemon::start().await;
     let file = write(&daemon, &pair("hello"));
-    // Of the pipe nobody writes to it, and nobody closes it.
+    // Nobody writes to the pipe, and nobody closes it.
     let open = format!("mkfifo pipe; exec 3<>pipe; \"$QD\" up '{file}' <&3");
     for line in [open, format!("\"$QD\" up '{file}' <&-"), format!("\"$QD\" up '{file}' </dev/null")] {
         let ended = daemon.home.shell(&line).await;

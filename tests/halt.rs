@@ -1,4 +1,4 @@
-//! The halt of section 3: prompts are taken, nothing starts, in any workspace, across restarts.
+//! Halt: prompts are accepted but nothing starts, in any workspace and across restarts.
 
 use qd_testkit::{TestDaemon, journal_rules, script::*};
 use serde_json::json;

@@ -1,10 +1,10 @@
-//! Section 3: what every route has in common. The shape of refusals, bad bodies, unknown ids, wrong methods, sizes.
+//! What all HTTP routes have in common: the form of errors, bad bodies, unknown ids, wrong methods and sizes.
 
 use hyper::Method;
 use qd_testkit::{TestDaemon, TestResponse, script::*};
 use serde_json::{Value, json};
 
-/// Every route with an id in it, with ids that nobody has.
+/// Every route with an id in its path, with unknown ids.
 const UNKNOWN: &[(&str, &str)] = &[
     ("GET", "/v1/workspaces/ws_no"),
     ("DELETE", "/v1/workspaces/ws_no"),
@@ -27,7 +27,7 @@ const UNKNOWN: &[(&str, &str)] = &[
     ("GET", "/v2/sessions"),
 ];
 
-async fn demand(daemon: &TestDaemon, method: &str, path: &str, body: Option<&[u8]>) -> TestResponse {
+async fn request(daemon: &TestDaemon, method: &str, path: &str, body: Option<&[u8]>) -> TestResponse {
     let method = Method::from_bytes(method.as_bytes()).unwrap();
     daemon.client().request(method, path, body.map(|body| body.to_vec().into())).await
 }
@@ -86,7 +86,7 @@ async fn an_unknown_id_or_path_is_404_in_the_shape_of_every_refusal() {
     for (method, path) in UNKNOWN {
         let path = path.replace("{w}", &workspace.id);
         let body = (*method == "PATCH").then_some(&b"{}"[..]);
-        demand(&daemon, method, &path, body).await.expect_refusal(404, "not_found");
+        request(&daemon, method, &path, body).await.expect_refusal(404, "not_found");
     }
     let session = daemon.session("script").await;
     for (path, body) in [
@@ -143,7 +143,7 @@ async fn a_wrong_method_is_405_in_the_shape_of_every_refusal() {
         ("GET", session.agent_path("/cancel")),
         ("PATCH", "/v1/halt".to_owned()),
     ] {
-        demand(&daemon, method, &path, None).await.expect_refusal(405, "method_not_allowed");
+        request(&daemon, method, &path, None).await.expect_refusal(405, "method_not_allowed");
     }
 }
 
@@ -171,7 +171,7 @@ async fn a_body_that_is_not_the_json_of_its_route_is_400() {
         for bad in
             [&b"{"[..], b"nul", b"[1]", b"\"text\"", b"7", b"{\"a\":\xff}", b"{} {}", unknown.as_bytes()]
         {
-            let answer = demand(&daemon, method, path, Some(bad)).await;
+            let answer = request(&daemon, method, path, Some(bad)).await;
             assert_eq!(answer.status, 400, "{} with {}", answer, String::from_utf8_lossy(bad));
             answer.expect_refusal(400, "invalid_request");
         }
@@ -191,7 +191,7 @@ async fn a_body_that_is_not_the_json_of_its_route_is_400() {
         assert_eq!(answer.status, 400, "{answer}");
     }
     assert_eq!(daemon.client().get("/v1/halt").await.expect(200)["halted"], false);
-    assert_eq!(session.run(&run).await["state"], "waiting", "none of it did anything");
+    assert_eq!(session.run(&run).await["state"], "waiting", "none of the requests had an effect");
 }
 
 #[tokio::test]
@@ -221,12 +221,12 @@ async fn a_body_over_8_mib_is_413_whether_it_says_its_length_or_not() {
         session.workspace_path("/agent")
     );
     let big = vec![b' '; (8 << 20) + 1];
-    let told = [format!("{head}content-length: {}\r\n\r\n", big.len()).as_bytes(), &big].concat();
+    let with_length = [format!("{head}content-length: {}\r\n\r\n", big.len()).as_bytes(), &big].concat();
     let chunk = format!("{:x}\r\n", big.len());
     let chunked =
         [format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}").as_bytes(), &big, b"\r\n0\r\n\r\n"]
             .concat();
-    for request in [told, chunked] {
+    for request in [with_length, chunked] {
         let answer = daemon.client().exchange_raw(&request).await;
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
         assert!(answer.contains("\"body_too_large\""), "{answer}");
@@ -269,7 +269,7 @@ async fn no_mistake_of_a_caller_is_a_500() {
         let answer = daemon.client().exchange_raw(request.as_bytes()).await;
         assert!(!answer.starts_with("HTTP/1.1 5"), "{request:?}: {answer}");
     }
-    assert_eq!(daemon.client().get("/healthz").await.status, 200, "and it is still well");
+    assert_eq!(daemon.client().get("/healthz").await.status, 200, "the daemon still works");
 }
 
 #[tokio::test]
@@ -284,7 +284,7 @@ async fn wait_answers_when_the_run_has_ended_and_408_if_it_has_not() {
     let (waited, answered) = tokio::join!(session.wait(&run), session.client.answer_ask(&ask, &yes));
     answered.expect(200);
     assert_eq!((&waited["state"], &waited["text"]), (&json!("finished"), &json!("yes")));
-    assert_eq!(daemon.client().get(&path).await.expect(200), waited, "at once for one that has ended");
+    assert_eq!(daemon.client().get(&path).await.expect(200), waited, "a finished run is returned at once");
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
-//! Lists of section 3: arrays, `limit` and `after`, `Next-After` while there is more, filters.
+//! Lists over HTTP: arrays, `limit` and `after`, `Next-After` while there are more pages, and filters.
 
 use qd_testkit::{TestClient, TestDaemon, script::*};
 use serde_json::{Value, json};
 
-/// Walks a list in pages of `limit` and gives all of it, holding each page to the rules.
+/// Reads a whole list in pages of `limit`, checking each page.
 async fn walk(client: &TestClient, path: &str, limit: usize) -> Vec<Value> {
     let (mut all, mut after) = (Vec::new(), String::new());
     loop {

@@ -1,5 +1,5 @@
-//! `Idempotency-Key` works on every POST: the same request under the same key gets the first answer again and has its
-//! effect once; another request under it is refused.
+//! `Idempotency-Key` works on every POST: the same request with the same key takes effect once and gets the first
+//! response again; a different request with that key is refused.
 
 use qd_testkit::{TestDaemon, script::*};
 use serde_json::json;

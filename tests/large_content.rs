@@ -1,18 +1,21 @@
-//! What is over 1 MiB is kept as a file named by its hash; the event carries head, size and hash.
+//! Content over 1 MiB is stored as a file named by its hash; the event has the first part, the size and the hash.
 
 use qd_testkit::{TestDaemon, TestEvent, base64, journal_rules, script::*, sha256};
 use serde_json::{Value, json};
 
-/// The head and the file of a large text, held to its whole.
+/// Checks the truncated text and the stored file of a large text against the whole.
 async fn check_blob(daemon: &TestDaemon, head: &Value, blob: &Value, whole: &[u8]) {
     assert_eq!((&blob["sha256"], &blob["size"]), (&json!(sha256(whole)), &json!(whole.len())), "{blob}");
     if let Some(head) = head.as_str() {
-        assert!(!head.is_empty() && whole.starts_with(head.as_bytes()), "the head is a beginning");
+        assert!(
+            !head.is_empty() && whole.starts_with(head.as_bytes()),
+            "the event has the start of the text"
+        );
         assert!(head.len() < 1 << 20);
     }
     let served = daemon.client().get(&format!("/v1/blobs/{}", blob["sha256"].as_str().unwrap())).await;
     assert_eq!(served.status, 200);
-    assert!(served.body == whole, "what is served is the whole");
+    assert!(served.body == whole, "the whole content is served");
     let hash = sha256(whole);
     let named = daemon.home.files().into_iter().find(|(path, _)| {
         path.file_name().is_some_and(|name| hash.ends_with(name.to_str().unwrap_or_default()))
@@ -38,7 +41,7 @@ async fn a_prompt_over_1_mib_is_kept_as_a_file_and_reaches_the_agent_whole() {
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
     assert_eq!(std::fs::read_to_string(daemon.home.project_dir().join("got.txt")).unwrap(), long);
     let again = session.try_prompt_as(&run, &prompt).await.expect(202);
-    assert_eq!(again["run_id"], run, "a repeat of a long prompt is known too");
+    assert_eq!(again["run_id"], run, "a repeated long prompt is recognized");
     session.try_prompt_as(&run, &(prompt.clone() + " ")).await.expect_refusal(409, "run_id_conflict");
     all_small(&session.events().await);
     daemon.restart().await;

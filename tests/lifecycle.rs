@@ -1,4 +1,4 @@
-//! Section 2: how a daemon begins and ends, by hand, by a command that needs one, by signals, and on a disk that fails.
+//! How a daemon starts and stops: by hand, by a command that needs one, by signals, and on a failing disk.
 
 use std::process::Stdio;
 
@@ -19,10 +19,10 @@ async fn sigterm_ends_streams_cleanly_and_exits_0_whatever_runs() {
     daemon.start_again().await;
     let ask = session.wait_for_ask(&run).await;
     daemon.client().answer_ask(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
-    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn", "its agent was left alone");
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn", "its agent kept working");
     let all = session.events().await;
     journal_rules::check(&all);
-    assert_eq!(all[..seen.len()], seen, "what a reader saw is what is kept");
+    assert_eq!(all[..seen.len()], seen, "the stream equals the journal");
 }
 
 #[tokio::test]
@@ -53,15 +53,15 @@ async fn eight_commands_at_once_give_one_daemon() {
     }
     let pid = home.daemon_pid().expect("a daemon answers");
     let daemons = poll_until("one daemon to be left", async || {
-        let found = serving(&home);
+        let found = processes_of_home(&home);
         (found.len() == 1).then_some(found)
     });
     assert_eq!(daemons.await, [pid]);
     assert_eq!(home.daemon_pid(), Some(pid));
 }
 
-/// The processes that have this home in their environment and are no command of ours.
-fn serving(home: &TestHome) -> Vec<u32> {
+/// All processes with this home in their environment.
+fn processes_of_home(home: &TestHome) -> Vec<u32> {
     let mark = format!("QD_HOME={}", home.path().display());
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -79,7 +79,7 @@ fn serving(home: &TestHome) -> Vec<u32> {
 #[tokio::test]
 async fn a_daemon_that_a_command_started_holds_none_of_its_descriptors() {
     let home = TestHome::new();
-    // Each of these ends only when nobody holds the pipe any more that `end` reads.
+    // Each of these returns only once no process holds the pipe open that the shell reads.
     assert_eq!(home.shell("x=$($QD ps 2>&1); echo returned").await.ok(), "returned\n");
     let pid = home.daemon_pid().expect("a daemon was started and stays");
     let others = TestHome::new();
@@ -121,7 +121,7 @@ async fn stop_ends_the_daemon_and_the_next_command_starts_another() {
     home.qd(&["ps"]).await.ok();
     let first = home.daemon_pid().expect("a daemon was started");
     home.qd(&["stop"]).await.ok();
-    poll_until("its end", async || (!serving(&home).contains(&first)).then_some(())).await;
+    poll_until("its end", async || (!processes_of_home(&home).contains(&first)).then_some(())).await;
     home.qd(&["ps"]).await.ok();
     assert_ne!(home.daemon_pid(), Some(first));
 }
@@ -159,7 +159,8 @@ async fn the_home_is_the_flag_then_the_variable_then_the_data_directory() {
 
 #[tokio::test]
 async fn failed_storage_is_503_and_heals() {
-    // A file size limit of nothing makes every write fail, and needs no privilege; it must not kill by signal.
+    // A file size limit of zero makes every write fail without privileges. SIGXFSZ is ignored, or it would kill the
+    // daemon.
     let daemon =
         TestDaemon::start_with(|options| _ = options.wrapped_in(&["env", "--ignore-signal=XFSZ"])).await;
     let session = daemon.session("echo").await;
@@ -176,7 +177,7 @@ async fn failed_storage_is_503_and_heals() {
             .await
             .expect_refusal(503, "storage_failed");
     }
-    assert_eq!(session.run(&before).await["finish_reason"], "end_turn", "reading goes on");
+    assert_eq!(session.run(&before).await["finish_reason"], "end_turn", "reading still works");
     limit(None);
     let healed = poll_until("the storage to heal", async || {
         let answer = session.try_prompt_as("after", "after").await;

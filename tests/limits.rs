@@ -1,5 +1,5 @@
-//! Rule 5.8: time, turns and money. No test here measures time: where a limit must have passed, another run that meets
-//! the same limit says when.
+//! Limits on time, turns and money. No test measures time: if a limit must have passed, the test waits for another run
+//! that reaches the same limit.
 
 use qd_testkit::{TestDaemon, journal_rules, script::*};
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! Mail to sessions over HTTP and the command line: delivered once, in the order of arrival, seen by people; claimed,
-//! acknowledged, brought back; across `kill -9`.
+//! Mail to sessions over HTTP and the command line: delivered once and in order, visible to people, claimed,
+//! acknowledged and returned, also across `kill -9`.
 
 use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ async fn claim(session: &TestSession, request: Value) -> Vec<Value> {
     session.client.post(&session.path("/mail/claim"), &request).await.list()
 }
 
-fn of<'a>(list: &'a [Value], key: &str) -> Vec<&'a str> {
+fn field_of_each<'a>(list: &'a [Value], key: &str) -> Vec<&'a str> {
     list.iter().map(|one| one[key].as_str().unwrap()).collect()
 }
 
@@ -63,7 +63,7 @@ async fn a_busy_session_gets_its_mail_after_its_turn_in_the_order_of_arrival() {
         let receipt = post(&session, json!({ "text": steps(&[say(word)]) })).await;
         runs.push(receipt["run_id"].as_str().unwrap().to_owned());
     }
-    assert!(of(&list(&session, "").await, "state").iter().all(|state| *state == "delivering"));
+    assert!(field_of_each(&list(&session, "").await, "state").iter().all(|state| *state == "delivering"));
     session.steer("go on").await;
     for (run, word) in runs.iter().zip(["one", "two", "three"]) {
         assert_eq!(session.wait(run).await["text"], word);
@@ -93,7 +93,7 @@ async fn a_steer_reaches_a_busy_agent_and_a_missed_one_runs_next() {
         .await;
     let became = delivered.run_id.unwrap();
     assert_eq!(session.wait(&became).await["text"], "not lost");
-    assert_eq!(of(&list(&session, "").await, "delivered_as"), ["steer", "prompt"]);
+    assert_eq!(field_of_each(&list(&session, "").await, "delivered_as"), ["steer", "prompt"]);
     journal_rules::check(&session.events().await);
 }
 
@@ -125,7 +125,7 @@ async fn an_id_is_one_message_for_ever() {
     other.client.post(&other.path("/mail"), &mail).await.expect_refusal(409, "mail_id_conflict");
     session.wait(first["run_id"].as_str().unwrap()).await;
     assert_eq!(session.runs().await.len(), 1);
-    // Of a purged session the id is still taken.
+    // The mail id stays taken even after its session is purged.
     session.client.delete(&session.path("?purge=true")).await;
     qd_testkit::poll_until("the purge", async || {
         (session.client.get(&session.path("")).await.status == 404).then_some(())
@@ -163,8 +163,8 @@ async fn what_is_held_waits_until_it_is_claimed_and_acknowledged() {
     }
     assert!(session.runs().await.is_empty());
     let claimed = claim(&session, json!({ "max": 2 })).await;
-    assert_eq!(of(&claimed, "text"), ["one", "two"]);
-    assert_eq!(of(&list(&session, "?state=waiting").await, "text"), ["three"]);
+    assert_eq!(field_of_each(&claimed, "text"), ["one", "two"]);
+    assert_eq!(field_of_each(&list(&session, "?state=waiting").await, "text"), ["three"]);
     let ack = |one: &Value| session.path(&format!("/mail/{}/ack", one["id"].as_str().unwrap()));
     let by = json!({ "claim": claimed[0]["claim"] });
     let acknowledged = session.client.post(&ack(&claimed[0]), &by).await.expect(200);
@@ -172,7 +172,7 @@ async fn what_is_held_waits_until_it_is_claimed_and_acknowledged() {
     assert_eq!(
         session.client.post(&ack(&claimed[0]), &by).await.expect(200),
         acknowledged,
-        "said again, it is so"
+        "a repeated acknowledgement succeeds"
     );
     let wrong = json!({ "claim": 1 });
     session.client.post(&ack(&claimed[1]), &wrong).await.expect_refusal(409, "not_claimed");
@@ -189,7 +189,7 @@ async fn a_claim_that_is_not_acknowledged_comes_back_and_at_last_nobody_gets_it(
     let sent = post(&session, json!({ "text": "poison", "deliver": "hold" })).await;
     let short = json!({ "limit_s": 0.05 });
     assert_eq!(claim(&session, short.clone()).await.len(), 1);
-    // Also if the daemon that gave it out does not live to see its time run out.
+    // Also if the daemon dies before the claim expires.
     daemon.kill9().await;
     daemon.start_again().await;
     let session = session.with_client(daemon.client());
@@ -218,7 +218,7 @@ async fn what_a_cancel_took_from_the_queue_is_still_in_the_mailbox() {
     session.cancel().await;
     session.wait_for_event("it comes back", |event| event.kind == "mail.returned").await;
     let mail = list(&session, "?state=waiting").await;
-    assert_eq!(of(&mail, "text"), ["do not lose me"]);
+    assert_eq!(field_of_each(&mail, "text"), ["do not lose me"]);
     assert_eq!(claim(&session, json!({})).await.len(), 1);
     session.wait(&run).await;
     journal_rules::check(&session.events().await);
@@ -273,7 +273,7 @@ async fn a_mistake_is_told_and_sends_nothing() {
     session.close().await;
     session.wait_for_event("the end", |event| event.kind == "session.closed").await;
     try_post(json!({ "text": "late" })).await.expect_refusal(409, "session_closed");
-    assert_eq!(of(&list(&session, "").await, "state"), ["quarantined"], "nothing is left open");
+    assert_eq!(field_of_each(&list(&session, "").await, "state"), ["quarantined"], "nothing is left open");
 }
 
 #[tokio::test]
@@ -298,7 +298,7 @@ async fn the_command_line_sends_lists_and_follows() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "echo", "title": "desk" })).await;
     let mut follows = daemon.home.start(&["mail", "-f", "--json"]);
-    // It says nothing before there is something to say, so what it is to see is sent until it does.
+    // `qd mail -f` prints nothing until there is an event, so messages are sent until it prints one.
     let id = daemon
         .qd(&["mail", "send", "desk", "the words", "--hold", "--kind", "ask"])
         .await
@@ -311,7 +311,7 @@ async fn the_command_line_sends_lists_and_follows() {
     let reply = daemon.qd(&["mail", "send", "desk", "and back", "--reply-to", &id, "--json"]).await.json();
     session.wait(reply["run_id"].as_str().unwrap()).await;
     let all = daemon.qd(&["mail", "--json"]).await.json();
-    assert_eq!(of(all.as_array().unwrap(), "kind"), ["ask", "reply"]);
+    assert_eq!(field_of_each(all.as_array().unwrap(), "kind"), ["ask", "reply"]);
     assert_eq!(all[1]["in_reply_to"], id);
     assert!(daemon.qd(&["mail", "--state", "waiting"]).await.ok().contains(&id));
     let sends = async {

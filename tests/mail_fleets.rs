@@ -1,9 +1,9 @@
-//! Mail inside a fleet: who is mentioned is written to where the file says so, as a run that the fleet started.
+//! Mail inside a fleet: if the fleet file allows mentions, a mentioned session gets a message, as a run of the fleet.
 
 use qd_testkit::{TestDaemon, TestFleet, script::*};
 use serde_json::{Value, json};
 
-/// What `c` says mentions nobody, whoever it follows on: its prompt is its own.
+/// A fleet file with sessions `a`, `b` and `c`. The answer of `c` mentions nobody, because it has its own prompt.
 fn file(task: &str, rest: &str, b: &str) -> String {
     format!(
         "fleet:\n  task: {}\n  sessions:\n    a: {{ agent: script }}\n    b: {{ agent: {b} }}\n    c: {{ agent: echo, prompt: next }}\n  start: a\n{rest}",
@@ -36,8 +36,8 @@ async fn who_is_mentioned_gets_the_message_and_its_end_counts() {
     );
     assert_eq!(got[0]["from_session_id"], ended["sessions"]["a"]["session_id"]);
     assert!(got[0]["text"].as_str().unwrap().contains("@b please look"));
-    let told = fleet.prompts_of("b").await;
-    assert!(told[0].starts_with("--- task from a (mail_"), "{told:?}");
+    let prompts = fleet.prompts_of("b").await;
+    assert!(prompts[0].starts_with("--- task from a (mail_"), "{prompts:?}");
     assert_eq!(fleet.prompts_of("c").await.len(), 1, "the run that the mention started triggers a route");
     let events = fleet.events_until("fleet.finished").await;
     let mentioned: Vec<_> = events.iter().filter(|event| event.kind == "fleet.mentioned").collect();
@@ -71,7 +71,7 @@ async fn a_mention_of_a_busy_session_is_a_steer_where_the_file_says_so() {
         "{got:?}"
     );
     let runs = fleet.session("b").await.runs().await;
-    assert_eq!(runs.len(), 1, "the words were told to the run that was there");
+    assert_eq!(runs.len(), 1, "the message went to the active run");
     assert!(runs[0]["text"].as_str().unwrap().contains("to the left"), "{runs:?}");
     assert_eq!(fleet.prompts_of("c").await.len(), 1, "once");
 }
@@ -93,7 +93,7 @@ async fn a_mention_is_delivered_once_across_a_crash() {
 #[tokio::test]
 async fn a_circle_of_mentions_comes_to_an_end_and_says_so() {
     let daemon = TestDaemon::start().await;
-    // Echo answers with what it was told, so each of them mentions the other for ever.
+    // Echo repeats its prompt, so the two mention each other forever.
     let file = "fleet:\n  task: \"\\n@a x\\n@b y\"\n  mentions: true\n  sessions: { a: { agent: echo }, b: { agent: echo } }\n  start: a\n";
     let fleet = start(&daemon, file).await;
     let ended = fleet.wait_for_end().await;

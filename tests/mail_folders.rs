@@ -1,5 +1,5 @@
-//! Mail folders: a program that knows no HTTP writes a file into `tmp` and renames it into `new`. It is taken up once,
-//! whatever dies in between, and what is no message is put aside with the reason.
+//! Mail folders: a program without HTTP writes a file into `tmp` and renames it into `new`. Each file is taken once,
+//! whatever dies in between, and a file that is not a message is moved aside with the reason.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn folder(daemon: &TestDaemon, session: &TestSession) -> PathBuf {
     daemon.home.path().join("mail").join(&session.id)
 }
 
-/// By the rules: written in `tmp`, renamed to `new`.
+/// Drops a file as the protocol asks: written in `tmp`, renamed into `new`.
 fn drop_in(folder: &Path, name: &str, content: &str) {
     std::fs::write(folder.join("tmp").join(name), content).unwrap();
     std::fs::rename(folder.join("tmp").join(name), folder.join("new").join(name)).unwrap();
@@ -66,7 +66,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
     daemon.kill9().await;
     for name in ["c", "a", "b"] {
         drop_in(&folder, name, &json!({ "text": name, "deliver": "hold" }).to_string());
-        // The clock of a file system ticks in milliseconds, and the order is that of its ticks.
+        // File timestamps have a resolution of milliseconds, and messages are taken in their order.
         let stamp = |path: &Path| {
             std::fs::symlink_metadata(path)
                 .map(|about| std::os::unix::fs::MetadataExt::ctime_nsec(&about))
@@ -87,7 +87,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
     let texts: Vec<_> =
         mail(&session).await.iter().map(|one| one["text"].as_str().unwrap().to_owned()).collect();
     assert_eq!(texts, ["c", "a", "b"]);
-    // As if it had died after the journal had it and before the rename: the file is there again.
+    // As if the daemon had died after journalling the message and before the rename: the file is in `new` again.
     daemon.kill9().await;
     for name in ["a", "b"] {
         std::fs::rename(folder.join("cur").join(name), folder.join("new").join(name)).unwrap();
@@ -96,7 +96,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
     let session = session.with_client(daemon.client());
     in_folder(&folder.join("cur"), &["a", "b", "c"]).await;
     assert_eq!(mail(&session).await.len(), 3, "known by name and content");
-    // The same words under another name are another message.
+    // The same text under another file name is another message.
     drop_in(&folder, "d", &json!({ "text": "a", "deliver": "hold" }).to_string());
     in_folder(&folder.join("cur"), &["a", "b", "c", "d"]).await;
     assert_eq!(mail(&session).await.len(), 4);
@@ -157,7 +157,11 @@ async fn what_is_no_message_is_put_aside_with_the_reason() {
         let reason = std::fs::read_to_string(folder.join("corrupt").join(format!("{name}.reason"))).unwrap();
         assert!(reason.contains(hint), "{name}: {reason}");
     }
-    assert_eq!(std::fs::read_to_string(&secret).unwrap(), r#"{"text":"not yours"}"#, "it is where it was");
+    assert_eq!(
+        std::fs::read_to_string(&secret).unwrap(),
+        r#"{"text":"not yours"}"#,
+        "the file was not moved"
+    );
     assert_eq!(mail(&session).await.len(), 1);
     assert!(session.runs().await.is_empty());
 }

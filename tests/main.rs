@@ -1,6 +1,5 @@
-//! The suites: the real binary, from outside, over HTTP, server-sent events and the command line. They know
-//! CONTRACT.md and nothing else; each test is named after the rule that it holds the product to, starts a daemon of
-//! its own in a home of its own, and ends it.
+//! End-to-end tests: they drive the real binary over HTTP, server-sent events and the command line, and use none of the
+//! product's crates. Each test is named after the promise that it checks, and starts its own daemon in its own home.
 
 #![expect(
     clippy::unwrap_used,
@@ -65,15 +64,17 @@ mod worktrees_merge;
 
 #[test]
 fn cargo_run_means_qd() {
-    let told = std::process::Command::new(env!("CARGO"))
+    let metadata = std::process::Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .output()
         .unwrap();
-    let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
-    let by_default = told["workspace_default_members"].as_array().unwrap();
-    let packages = told["packages"].as_array().unwrap().iter().filter(|one| by_default.contains(&one["id"]));
-    let targets = packages.flat_map(|one| one["targets"].as_array().unwrap());
-    let binaries: Vec<_> = targets.filter(|one| one["kind"][0] == "bin").map(|one| &one["name"]).collect();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let by_default = metadata["workspace_default_members"].as_array().unwrap();
+    let packages =
+        metadata["packages"].as_array().unwrap().iter().filter(|item| by_default.contains(&item["id"]));
+    let targets = packages.flat_map(|item| item["targets"].as_array().unwrap());
+    let binaries: Vec<_> =
+        targets.filter(|item| item["kind"][0] == "bin").map(|item| &item["name"]).collect();
     assert_eq!(binaries, ["qd"], "the README's first command has one program to run");
 }
 

@@ -1,4 +1,4 @@
-//! Agents that are described: by a manifest of the user's, by one that a trusted project brings, and by a name alone.
+//! Agents described by the user's manifests, by manifests of a trusted project, and by a name alone.
 
 use qd_testkit::{TestDaemon, TestResponse};
 use serde_json::json;
@@ -74,10 +74,13 @@ async fn a_manifest_of_the_users_counts_at_once_and_a_bad_one_is_told_by_doctor(
     assert!(about["origin"].as_str().unwrap().ends_with("shout.toml"), "{about}");
 
     std::fs::write(folder.join("bad.toml"), "[agent]\nname = 'bad'\nbinry = 'x'\n").unwrap();
-    let told = daemon.qd(&["doctor"]).await.ok();
-    assert!(told.contains("bad.toml does not count") && told.contains("line 3"), "{told}");
-    assert!(told.contains("shout ") && told.contains("can start"), "{told}");
-    assert!(told.contains("npm install -g @anthropic-ai/claude-code") || told.contains("claude "), "{told}");
+    let output = daemon.qd(&["doctor"]).await.ok();
+    assert!(output.contains("bad.toml is ignored") && output.contains("line 3"), "{output}");
+    assert!(output.contains("shout ") && output.contains("is installed"), "{output}");
+    assert!(
+        output.contains("npm install -g @anthropic-ai/claude-code") || output.contains("claude "),
+        "{output}"
+    );
 }
 
 #[tokio::test]
@@ -92,15 +95,15 @@ async fn what_a_project_brings_counts_after_qd_trust_and_until_it_changes() {
     refused.expect_refusal(400, "unknown_agent");
     assert!(refused.to_string().contains("qd trust"), "{refused}");
 
-    let told = daemon.qd(&["trust", "."]).await.ok();
-    assert!(told.contains("ours.toml"), "{told}");
+    let output = daemon.qd(&["trust", "."]).await.ok();
+    assert!(output.contains("ours.toml"), "{output}");
     let session = place.session("ours").await;
     assert_eq!(session.wait(&session.prompt("meow").await).await["text"], "meow");
 
     std::fs::write(agents.join("ours.toml"), format!("{manifest}# changed\n")).unwrap();
     place.try_session(json!({ "agent": "ours" })).await.expect_refusal(400, "unknown_agent");
     let list = daemon.qd(&["trust"]).await.ok();
-    assert!(list.contains("changed since"), "{list}");
+    assert!(list.contains("changed, not trusted"), "{list}");
     daemon.qd(&["trust", "."]).await.ok();
     place.try_session(json!({ "agent": "ours" })).await.expect(201);
     daemon.qd(&["trust", "--no", "."]).await.ok();

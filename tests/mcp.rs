@@ -1,11 +1,11 @@
-//! Tools for agents: `qd mcp` on stdio, spoken by hand and by the `script` agent. An agent starts and awaits others,
-//! reaches those below it and nobody else, and asks people.
+//! The MCP tools on stdio (`qd mcp`), called by the test and by the `script` agent. An agent starts other agents, waits
+//! for them, reaches only sessions below it, and asks people.
 
 use qd_testkit::mcp::session_token;
 use qd_testkit::{TestDaemon, TestHome, TestMcpClient, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 
-/// A session whose agent has been given the tools, and is in a turn that lasts.
+/// A session whose agent has the tools and is in a long turn.
 async fn at_work(daemon: &TestDaemon) -> (TestSession, String) {
     let session = daemon.session("script").await;
     let run = session.prompt_script(&[say("at work"), sleep_forever()]).await;
@@ -13,8 +13,8 @@ async fn at_work(daemon: &TestDaemon) -> (TestSession, String) {
     (session, run)
 }
 
-/// What a `script` agent said of one tool call.
-fn said(run: &Value) -> Value {
+/// The result of a tool call that a `script` agent printed as its answer.
+fn tool_result(run: &Value) -> Value {
     serde_json::from_str(run["text"].as_str().unwrap()).unwrap_or_else(|error| panic!("{error}: {run}"))
 }
 
@@ -90,7 +90,7 @@ async fn an_agent_starts_a_child_and_awaits_it() {
             json!({ "agent": "script", "prompt": child, "title": "sum", "wait": true }),
         )])
         .await;
-    let made = said(&ended);
+    let made = tool_result(&ended);
     assert_eq!((&made["finished"], &made["parent"]), (&json!(true), &json!(session.id)), "{made}");
     assert_eq!(made["result"]["text"], "forty-two");
     assert_eq!(made["result"]["cost_usd"], 0.25);
@@ -108,9 +108,9 @@ async fn an_agent_starts_a_child_and_awaits_it() {
     let text = again["text"].as_str().unwrap();
     assert!(text.contains("once more") && text.contains("\"finished\":true"), "{text}");
     assert_eq!(child.runs().await.len(), 2);
-    let listed = said(&session.run_script(&[mcp("list", json!({}))]).await);
+    let listed = tool_result(&session.run_script(&[mcp("list", json!({}))]).await);
     assert_eq!(listed["sessions"].as_array().unwrap().len(), 1);
-    let own = said(&session.run_script(&[mcp("status", json!({}))]).await);
+    let own = tool_result(&session.run_script(&[mcp("status", json!({}))]).await);
     assert_eq!((&own["session"], &own["tree_cost_usd"]), (&json!(session.id), &json!(0.25)), "{own}");
 }
 
@@ -137,7 +137,7 @@ async fn an_agent_hears_of_a_child_that_is_not_done_in_time_and_can_steer_it() {
     assert_eq!(more["steered"], false, "without a turn it is the next prompt: {more}");
     let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 25 })).await;
     let text = waited["sessions"][0]["text"].as_str().unwrap();
-    assert!(text.contains(&session.id) && text.ends_with("more"), "it is told from whom: {text}");
+    assert!(text.contains(&session.id) && text.ends_with("more"), "the prompt names the sender: {text}");
     assert_eq!(child.client.get("/v1/mail").await.list().len(), 2);
 }
 
@@ -160,7 +160,7 @@ async fn a_session_neither_sees_nor_stops_one_that_is_not_below_it() {
     }
     mcp.call_refused("cancel", json!({ "session": session.id }), "not_found").await;
     let own = mcp.call("status", json!({ "session": "ses_" })).await;
-    assert_eq!(own["session"], session.id, "of all that it may mean, one is within reach");
+    assert_eq!(own["session"], session.id, "only one of the matches is within reach");
     assert_eq!(stranger.run(&run).await["state"], "running");
 
     let ask = stranger.create_child(json!({ "agent": "script" })).await;
@@ -169,7 +169,7 @@ async fn a_session_neither_sees_nor_stops_one_that_is_not_below_it() {
     mcp.call_refused("ask_human", json!({ "question": "?", "ask_id": ask }), "not_found").await;
     assert_eq!(daemon.client().pending_asks().await.len(), 1, "it is still open");
 
-    // Nor does its token open anything else.
+    // Its token gives access to nothing else.
     let with_token = daemon.client().with_token(&session_token(&daemon.home, &session.id));
     for path in ["/v1/sessions".to_owned(), session.path(""), "/v1/asks".to_owned(), "/v1/workers".to_owned()]
     {
@@ -266,8 +266,8 @@ async fn a_person_answers_what_an_agent_asks_by_a_call() {
     daemon.qd(&["answer", &ask, "green"]).await.expect_exit(1);
     daemon.qd(&["answer", &ask, "blue"]).await.ok();
     let ended = session.wait(&run).await;
-    let told = said(&ended);
-    assert_eq!((&told["state"], &told["answer"]), (&json!("answered"), &json!("blue")), "{told}");
+    let result = tool_result(&ended);
+    assert_eq!((&result["state"], &result["answer"]), (&json!("answered"), &json!("blue")), "{result}");
     let events = session.events().await;
     let delivered = events.iter().filter(|event| event.is_of_run(&run, "ask.delivered")).count();
     assert_eq!(delivered, 1);
@@ -284,8 +284,8 @@ async fn a_question_outlives_the_daemon_and_its_answer_reaches_the_agent_once() 
     assert_eq!(daemon.client().pending_asks().await.len(), 1);
     daemon.client().answer_ask(&ask, &json!({ "value": "yes" })).await.expect(200);
     daemon.restart().await;
-    let told = said(&session.wait(&run).await);
-    assert_eq!(told["answer"], "yes");
+    let result = tool_result(&session.wait(&run).await);
+    assert_eq!(result["answer"], "yes");
     let events = session.events().await;
     assert_eq!(events.iter().filter(|event| event.is_of_run(&run, "ask.opened")).count(), 1, "asked once");
     assert_eq!(events.iter().filter(|event| event.is_of_run(&run, "ask.delivered")).count(), 1);
@@ -324,7 +324,7 @@ async fn a_wait_goes_on_although_the_daemon_is_killed() {
     let child = session_of(&daemon, &made["session"]).await;
     let ask = child.wait_for_ask(made["run"].as_str().unwrap()).await;
     let waiting = mcp.begin_call("wait", json!({ "sessions": [child.id], "timeout_s": 3600 })).await;
-    // Another call on the same line is answered meanwhile, so the wait is open.
+    // Another call on the same connection is answered meanwhile, so the wait is in progress.
     assert_eq!(mcp.call("status", json!({ "session": child.id })).await["waiting_for_people"], true);
     daemon.kill9().await;
     daemon.start_again().await;

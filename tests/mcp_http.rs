@@ -1,11 +1,11 @@
-//! Tools for agents: the same by streamable HTTP at `/mcp`, with the daemon's own rules about who may come in, and as
-//! plain requests under `/v1/tools`.
+//! The MCP tools over streamable HTTP at `/mcp`, with the daemon's access rules, and as plain requests under
+//! `/v1/tools`.
 
 use qd_testkit::mcp::session_token;
 use qd_testkit::{TestClient, TestDaemon, TestSession, script::*};
 use serde_json::{Value, json};
 
-/// One message of the protocol and its answer, which may come as JSON or as an event.
+/// Sends one MCP message and returns the response, which may arrive as JSON or as an event.
 async fn rpc(client: &TestClient, method: &str, params: Value) -> Value {
     let client = client
         .with_header("content-type", "application/json")
@@ -60,8 +60,8 @@ async fn the_tools_are_served_to_whoever_has_a_token_and_to_nobody_else() {
     for client in
         [daemon.tcp(), daemon.client(), nobody.with_token(&session_token(&daemon.home, &session.id))]
     {
-        let told = rpc(&client, "initialize", hello.clone()).await;
-        assert_eq!(told["result"]["serverInfo"]["name"], "quarterdeck", "{told}");
+        let response = rpc(&client, "initialize", hello.clone()).await;
+        assert_eq!(response["result"]["serverInfo"]["name"], "quarterdeck", "{response}");
         let tools = rpc(&client, "tools/list", json!({})).await;
         assert_eq!(tools["result"]["tools"].as_array().unwrap().len(), 7, "{tools}");
     }
@@ -105,7 +105,7 @@ async fn the_same_request_under_one_key_starts_one_agent() {
     assert_eq!(first, again);
     let other = json!({ "agent": "echo", "prompt": "another" });
     own.post("/v1/tools/spawn_agent", &other).await.expect_refusal(409, "idempotency_conflict");
-    // The same words of another caller are another key.
+    // The same key of another caller is a different key.
     let by_user = daemon.client().with_key("k");
     let mut wanted = wanted.clone();
     wanted["directory"] = json!(daemon.home.project_dir().to_str().unwrap());

@@ -1,5 +1,5 @@
-//! Tools for agents: how many, how deep, how dear and how free what an agent starts may be. None of it can be got around
-//! by starting another.
+//! Limits on what an agent may start with the MCP tools: number, depth, budget and policy. Starting another agent does
+//! not get around them.
 
 use qd_testkit::{TestDaemon, TestMcpClient, TestSession, script::*};
 use serde_json::json;
@@ -67,7 +67,7 @@ async fn a_tree_has_so_many_open_sessions_wherever_they_are_made() {
         }
     }
     let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
-    // The root, the caller and four times 63.
+    // The root, the caller and four times 63 sessions.
     for _ in 0..2 {
         mcp.call("spawn_agent", json!({ "agent": "echo", "prompt": "x" })).await;
     }
@@ -99,7 +99,7 @@ async fn what_children_cost_counts_against_the_budget_above_them() {
             json!({ "agent": "script", "prompt": dear, "budget_usd": 0.5, "wait": true, "timeout_s": 25 }),
         )
         .await;
-    assert_eq!(made["result"]["finish_reason"], "budget_exceeded", "a budget of its own: {made}");
+    assert_eq!(made["result"]["finish_reason"], "budget_exceeded", "its own budget: {made}");
     assert_eq!(own.runs().await[0]["state"], "running");
 }
 

@@ -1,11 +1,10 @@
-//! `GET /openapi.json` describes all of section 3, and is true: every route of the contract is in it, and every route
-//! in it answers.
+//! `GET /openapi.json` is complete and true: every documented route is in it, and every route in it answers.
 
 use hyper::Method;
 use qd_testkit::{TestClient, TestDaemon};
 use serde_json::Value;
 
-/// The table of section 3 without fleets, which come in a later part; a parameter is `{}`.
+/// The documented routes except those of fleets; a parameter is `{}`.
 const ROUTES: &[&str] = &[
     "GET /healthz",
     "GET /v1/version",
@@ -43,7 +42,7 @@ const ROUTES: &[&str] = &[
     "GET /openapi.json",
 ];
 
-/// Method and path of every operation that the document lists.
+/// Method and path of every operation in the document.
 pub(crate) async fn operations(client: &TestClient) -> Vec<(Method, String)> {
     let document = client.get("/openapi.json").await.expect(200);
     let mut found = Vec::new();

@@ -1,11 +1,11 @@
-//! `qd policy test`: what a policy would have done with what agents asked for, as the journal has it. And what the journal
-//! has of calls that no agent asked for.
+//! `qd policy test`: what a policy would have decided about the asks in the journal. Also what the journal has of tool
+//! calls for which the agent did not ask.
 
 use qd_testkit::{TestDaemon, TestSession, script::*};
 use serde_json::{Value, json};
 
-/// A session with four asks in the journal: allowed by a person, denied by one, withdrawn, and allowed because a person
-/// had allowed the tool for the session.
+/// A session with four asks in the journal: allowed by a person, denied by a person, withdrawn, and allowed because a
+/// person had allowed the tool for the session.
 async fn history(daemon: &TestDaemon) -> TestSession {
     let session = daemon.session("script").await;
     session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
@@ -115,11 +115,11 @@ async fn the_verb_prints_what_changes_and_a_summary() {
     let file = file.to_str().unwrap();
     let text = daemon.qd(&["policy", "test", file]).await.ok();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 5, "a head, three that change, a summary: {text}");
+    assert_eq!(lines.len(), 5, "a header, three changes, a summary: {text}");
     assert!(lines[1].contains("asked, allowed") && lines[1].ends_with("Bash: make"), "{text}");
     assert!(lines[2].contains("asked, denied") && lines[2].contains("allowed by rule 1"), "{text}");
     assert_eq!(
-        lines[4], "5 asks: 2 as before, 3 no longer asked; 1 goes against what a person decided",
+        lines[4], "5 asks: 2 as before, 3 no longer asked; 1 contradicts what a person decided",
         "{text}"
     );
     let short = daemon.qd(&["policy", "test", "ask", "--session", &session.id]).await.ok();
@@ -142,7 +142,7 @@ async fn a_bad_rule_file_is_wrong_usage_and_the_rule_is_named() {
         (r#"[{"decision": "allow"}, {"decison": "deny"}]"#, "rule 2: unknown field `decison`"),
         (r#"[{"decision": "allow"}, {"tool": "", "decision": "deny"}]"#, "Rule 2 of the policy has an empty"),
         (r#"{"tool": "Bash"}"#, "a list of rules"),
-        ("[", "this is no policy"),
+        ("[", "not a valid policy"),
     ] {
         std::fs::write(&file, rules).unwrap();
         let output = daemon.qd(&["policy", "test", file.to_str().unwrap()]).await;

@@ -1,4 +1,5 @@
-//! The holes of crush's server that only show with the whole binary; the others are in `crates/core/tests/holes.rs`.
+//! Bugs of crush's server that show only with the whole binary. The others are in
+//! `crates/core/tests/predecessor_bugs.rs`.
 
 use qd_testkit::{TestDaemon, script::*};
 use rustix::process::Signal;

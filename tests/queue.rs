@@ -1,5 +1,4 @@
-//! The queue of a session: positions, its bound, looking at it, clearing it, removing one (rules 5.1, 5.2, 5.6 and
-//! the queue routes of section 3).
+//! The queue of a session: positions, its limit, listing it, clearing it, and removing one run.
 
 use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::json;

@@ -1,8 +1,8 @@
-//! Real agents, installed from their packages and driven through `qd` against the scripted model: each is put through
-//! the same scenes, whatever its own habits. What a scene expects of an agent is what `GET /v1/agents` says of it, so a
-//! manifest that promises too much fails here.
+//! Real agents, installed from their packages and driven through `qd` against the scripted model. Every agent plays
+//! the same scenes. What a scene expects of an agent is what `GET /v1/agents` says about it, so a manifest that
+//! promises too much fails here.
 //!
-//! A cancel counts only if the model saw its stream dropped, or was never asked.
+//! A cancel counts only if the model's stream was dropped, or the model was never called.
 
 mod cancels;
 mod continuity;
@@ -18,11 +18,11 @@ use qd_testkit::real_agents::isolated_environment;
 use qd_testkit::{FakeModel, InstalledAgents, RealAgent, TestDaemon, TestEvent, TestSession};
 use serde_json::{Value, json};
 
-/// How long a run of a real agent may take: one of them may have to wait for the next minute before it goes on with a
+/// Time limit for a run of a real agent. One agent may have to wait for the next minute before it resumes a
 /// conversation.
 const RUN: Duration = Duration::from_secs(120);
 
-/// Every agent in every scene.
+/// Generates a test for every agent and scene.
 macro_rules! agents {
     ($($name:ident: $cli:ident),* $(,)?) => {$(
         mod $name {
@@ -87,16 +87,16 @@ async fn a_team_of_them_plans_works_in_worktrees_and_reviews() {
     fleet::scene().await;
 }
 
-/// One agent in a home of its own, with the model that it talks to.
+/// One agent with its own daemon and scripted model.
 struct RealAgentTest {
     cli: RealAgent,
     model: FakeModel,
     daemon: TestDaemon,
-    /// What the list of agents says of it.
+    /// The agent's entry in `GET /v1/agents`.
     about: Value,
 }
 
-/// The name of an agent's manifest.
+/// The name of the agent's manifest.
 fn agent(cli: RealAgent) -> &'static str {
     match cli {
         RealAgent::Claude => "claude",
@@ -115,7 +115,7 @@ impl RealAgentTest {
         Self::with(cli, "").await
     }
 
-    /// With settings of the daemon.
+    /// Starts the daemon with these settings.
     async fn with(cli: RealAgent, settings: &str) -> Self {
         let model = FakeModel::start();
         let home = qd_testkit::TestHome::new();
@@ -132,7 +132,7 @@ impl RealAgentTest {
         Self { cli, model, daemon, about }
     }
 
-    /// A session that knows nobody but the scripted model.
+    /// A session whose agent can reach only the scripted model.
     async fn session(&self, more: Value) -> TestSession {
         let env = isolated_environment(self.cli, &self.daemon.home.sibling_path("agent"), &self.model);
         let mut settings = json!({ "agent": agent(self.cli), "env": env });
@@ -146,15 +146,15 @@ impl RealAgentTest {
         self.about[what] == true
     }
 
-    /// The requests in which the user's last words contain these.
-    fn asked_for(&self, words: &str) -> Vec<ModelRequestRecord> {
+    /// The model requests whose last user text contains `words`.
+    fn requests_with(&self, words: &str) -> Vec<ModelRequestRecord> {
         self.model.turns().into_iter().filter(|seen| seen.last_text().contains(words)).collect()
     }
 
-    /// Fails unless what was said to the model under these words was dropped, if it was said at all.
-    async fn was_dropped(&self, words: &str) {
-        for seen in self.asked_for(words) {
-            // A request that was cut off in its middle is known as such a moment later.
+    /// Checks that every model request with these words was dropped.
+    async fn check_dropped(&self, words: &str) {
+        for seen in self.requests_with(words) {
+            // The model notices a moment later that a request was cut off.
             let ended = match seen.outcome {
                 ModelRequestOutcome::Streaming => {
                     let (words, at) = (words.to_owned(), seen.received_at);
@@ -169,19 +169,19 @@ impl RealAgentTest {
             };
             assert!(
                 matches!(ended.outcome, ModelRequestOutcome::ClientGone { .. }),
-                "{words}: the model was heard to its end: {ended:?}"
+                "{words}: the model's stream was not dropped: {ended:?}"
             );
         }
     }
 }
 
-/// A prompt, and its run as it ended.
+/// Sends a prompt and returns its finished run.
 async fn say(session: &TestSession, prompt: &str) -> Value {
     let run = session.prompt(prompt).await;
     ended(session, &run).await
 }
 
-/// A run as it ended.
+/// Waits for a run to finish.
 async fn ended(session: &TestSession, run: &str) -> Value {
     let path = session.workspace_path(&format!("/runs/{run}/wait?timeout_s=20"));
     let wait = async {
@@ -195,28 +195,28 @@ async fn ended(session: &TestSession, run: &str) -> Value {
     };
     match tokio::time::timeout(RUN, wait).await {
         Ok(run) => run,
-        Err(_) => panic!("the run does not end; its events:\n{}", tell(&session.events_of(run).await)),
+        Err(_) => {
+            panic!("the run does not end; its events:\n{}", describe_events(&session.events_of(run).await))
+        }
     }
 }
 
-/// Says of a run that ended otherwise what it did.
 #[track_caller]
 fn assert_ended(run: &Value, reason: &str) {
     assert_eq!(run["finish_reason"], reason, "{run:#}");
 }
 
-fn tell(events: &[TestEvent]) -> String {
+fn describe_events(events: &[TestEvent]) -> String {
     events.iter().map(|event| format!("{} {}\n", event.kind, event.data)).collect()
 }
 
-/// Waits for a permission of this run.
+/// Waits for a permission request of this run.
 async fn permission(session: &TestSession, run: &str) -> Value {
     let ask = session.wait_for_run_event(run, "ask.opened").await.data;
     assert_eq!(ask["kind"], "permission", "{ask}");
     ask
 }
 
-/// Answers an ask.
 async fn answer(session: &TestSession, ask: &Value, answer: Value) {
     session.client.answer_ask(ask["id"].as_str().unwrap(), &answer).await.expect(200);
 }

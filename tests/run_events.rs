@@ -1,5 +1,5 @@
-//! Rule 5.3 and the built-in agents of section 9: the order of a run's events, its messages and parts, its text, what
-//! comes after its end, and when a session is busy. `rules::check` holds every run here to the whole order.
+//! The order of a run's events, its messages and parts, its text, what comes after its end, and when a session is busy.
+//! Also the built-in agents. `journal_rules::check` checks the order for every run here.
 
 use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
@@ -183,7 +183,7 @@ async fn late_words_have_no_run_id_but_after_run_and_are_nobodys_text() {
     assert!(late.seq > session.wait_for_run_event(id, "run.finished").await.seq);
     assert_eq!(session.run(id).await["text"], "in time");
     let next = session.run_script(&[say("next")]).await;
-    assert_eq!(next["text"], "next", "they are not the next run's words either");
+    assert_eq!(next["text"], "next", "late text does not become text of the next run");
     let messages = session.messages().await;
     assert!(!json!(messages).to_string().contains("\"text\":\"too late\""), "{messages:?}");
     journal_rules::check(&session.events().await);
@@ -276,9 +276,9 @@ async fn the_agent_works_in_the_workspace_and_is_told_model_and_system_prompt() 
     let daemon = TestDaemon::start().await;
     let settings = json!({ "agent": "script", "model": "model-x", "system_prompt": "be brief" });
     let session = daemon.session_with(settings).await;
-    let said = session.run_script(&[config()]).await["text"].as_str().unwrap().to_owned();
+    let text = session.run_script(&[config()]).await["text"].as_str().unwrap().to_owned();
     for word in [daemon.home.project_dir().to_str().unwrap(), "model-x", "be brief"] {
-        assert!(said.contains(word), "{word} in {said:?}");
+        assert!(text.contains(word), "{word} in {text:?}");
     }
     assert_eq!(session.run_script(&[write("note.txt", "kept"), read("note.txt")]).await["text"], "kept");
     assert_eq!(std::fs::read_to_string(daemon.home.project_dir().join("note.txt")).unwrap(), "kept");

@@ -1,5 +1,5 @@
-//! Rules 5.1, 5.2 and 5.6: what a 202 means, whose a run is, what a run id is. The order of a run's events is in
-//! `run_events.rs`, waiting in `queue.rs`.
+//! What a 202 means, who owns a run, and what a run id is. The order of a run's events is in `run_events.rs`, the queue
+//! in `queue.rs`.
 
 use qd_testkit::{TestDaemon, base64, journal_rules, script::*};
 use serde_json::json;
@@ -82,7 +82,7 @@ async fn the_same_run_id_with_the_same_words_answers_the_first_receipt_and_runs_
     let prompt = steps(&[sleep(20), say("once")]);
     let first = session.try_prompt_as("mine", &prompt).await.expect(202);
     assert_eq!(first["run_id"], "mine");
-    assert_eq!(session.try_prompt_as("mine", &prompt).await.expect(202), first, "while it is live");
+    assert_eq!(session.try_prompt_as("mine", &prompt).await.expect(202), first, "while the run is live");
     session.wait("mine").await;
     assert_eq!(session.try_prompt_as("mine", &prompt).await.expect(202), first, "after its end");
     assert_eq!(session.runs().await.len(), 1);

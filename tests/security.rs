@@ -1,4 +1,4 @@
-//! Section 2: who may speak to the daemon. Sockets and files by their modes, TCP by Host, Origin and token, in that
+//! Who may talk to the daemon. Sockets and files are protected by their modes, TCP by Host, Origin and token, in this
 //! order and on every route.
 
 use std::os::unix::fs::PermissionsExt;
@@ -190,8 +190,8 @@ async fn tls_self_makes_a_certificate_and_prints_its_fingerprint() {
     serve.wait_for_stdout("listening on https://127.0.0.1:").await;
     serve.signal(rustix::process::Signal::TERM);
     let output = serve.wait().await;
-    let said = format!("{}{}", output.stdout, output.stderr).to_lowercase();
-    assert!(said.contains("fingerprint"), "{said}");
+    let output_text = format!("{}{}", output.stdout, output.stderr).to_lowercase();
+    assert!(output_text.contains("fingerprint"), "{output_text}");
     output.ok();
 }
 
@@ -201,6 +201,6 @@ async fn a_second_daemon_on_a_home_exits_1_and_says_who_holds_it() {
     let output = daemon.qd(&["serve"]).await;
     assert!(output.stderr.contains(&daemon.pid().to_string()), "{output:?}");
     output.expect_exit(1);
-    assert_eq!(daemon.client().get("/healthz").await.status, 200, "the first one is unharmed");
+    assert_eq!(daemon.client().get("/healthz").await.status, 200, "the first daemon still works");
     assert!(daemon.home.socket().exists());
 }

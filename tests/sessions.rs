@@ -1,4 +1,4 @@
-//! Sessions: making, changing, closing and purging them, trees of them, and what they never show.
+//! Sessions: creating, changing, closing and purging them, session trees, and what they never reveal.
 
 use qd_testkit::{TestDaemon, journal_rules, script::*};
 use serde_json::json;
@@ -199,7 +199,7 @@ async fn a_purge_deletes_the_events_and_nothing_of_anybody_else() {
     assert!(shown.status == 404 || shown.list().is_empty(), "{shown}");
 }
 
-/// The files that hold large texts.
+/// The files with large contents.
 fn blobs(daemon: &TestDaemon) -> Vec<std::path::PathBuf> {
     let kept = daemon.home.path().join("blobs");
     daemon.home.files().into_iter().map(|(path, _)| path).filter(|path| path.starts_with(&kept)).collect()
@@ -214,9 +214,13 @@ async fn gc_counts_what_it_would_free_and_frees_it_only_when_told() {
     open.run_script(&[say("stays")]).await;
     closed.close().await;
     closed.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
-    assert_eq!(client.get("/v1/gc").await.expect(200)["closed_sessions"], 0, "it was closed only now");
+    assert_eq!(
+        client.get("/v1/gc").await.expect(200)["closed_sessions"],
+        0,
+        "the session was closed only now"
+    );
     for path in blobs(&daemon) {
-        // A file that is young may belong to a prompt that is just being accepted, and is spared.
+        // A new file is not deleted, because it may belong to a prompt that is just being accepted.
         std::fs::File::open(path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
     }
     let would = client.get("/v1/gc?older_than_days=0").await.expect(200);
@@ -271,7 +275,7 @@ async fn the_values_of_env_are_never_shown_or_journalled() {
             assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
         }
     }
-    assert!(kept > 0, "the value is kept somewhere, or the agent could not have it after a restart");
+    assert!(kept > 0, "the value must be stored, because the agent needs it after a restart");
     assert!(!daemon.stderr().contains(CANARY));
 }
 

@@ -1,4 +1,4 @@
-//! Rule 5.10 and the steer route: words for the running turn.
+//! Steering: text for the running turn.
 
 use qd_testkit::{TestDaemon, journal_rules, poll_until, script::*};
 use serde_json::json;
@@ -19,8 +19,8 @@ async fn a_steer_reaches_the_running_turn() {
     let accepted = session.wait_for_run_event(&run, "steer.accepted").await;
     assert_eq!((&steered["seq"], &accepted.data["text"]), (&json!(accepted.seq), &json!("to the left")));
     let parts = session.messages().await[1]["parts"].clone();
-    let told = parts.as_array().unwrap().iter().find(|part| part["type"] == "steer");
-    assert_eq!(told.map(|part| &part["text"]), Some(&json!("to the left")), "{parts}");
+    let steer = parts.as_array().unwrap().iter().find(|part| part["type"] == "steer");
+    assert_eq!(steer.map(|part| &part["text"]), Some(&json!("to the left")), "{parts}");
     assert_eq!(session.runs().await.len(), 1);
     journal_rules::check(&session.events().await);
 }
@@ -142,7 +142,7 @@ async fn steers_that_nobody_takes_are_bounded_like_prompts_that_wait() {
     session.try_steer("more").await.expect_refusal(429, "queue_full");
     session.cancel().await;
     session.wait(&run).await;
-    // Each of them is a run of its own now.
+    // Each of the steers is its own run now.
     poll_until("the last of them", async || (session.show().await["busy"] == false).then_some(())).await;
     journal_rules::check(&session.events().await);
 }

@@ -1,5 +1,5 @@
-//! Programs in terminals, through the real binary: a shell without a manifest, a program of which nothing can be told, and
-//! people who look at the screen and type.
+//! Programs in terminals with the real binary: a shell without a manifest, a program whose end of turn cannot be
+//! detected, and people who watch the screen and type.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use serde_json::json;
 
 use crate::workers_loss::process_of;
 
-/// A shell without anybody's settings.
+/// A shell without the user's settings.
 const BASH: &str = "pty:bash --norc --noprofile";
 
-/// A manifest of the user's own.
+/// Adds a manifest of the user.
 fn add_manifest(home: &TestHome, name: &str, manifest: &str) {
     let agents = home.path().join("agents");
     std::fs::create_dir_all(&agents).unwrap();
@@ -34,9 +34,9 @@ async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest
     let run = session.prompt("X=1").await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
     let worker = process_of(&session).await;
-    // Three times as long as it takes to be put to rest.
+    // Three times the idle timeout.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(worker.is_alive(), "its memory is its process");
+    assert!(worker.is_alive(), "an agent that cannot resume is not stopped when idle");
     let run = session.prompt("echo $X").await;
     assert_eq!(session.wait(&run).await["text"], "1");
     daemon.restart().await;
@@ -54,7 +54,7 @@ async fn a_manifest_says_after_how_long_an_agent_rests() {
     let session = daemon.session("script").await;
     let run = session.prompt("hello").await;
     session.wait(&run).await;
-    poll_until("the agent to be put to rest", async || {
+    poll_until("the idle agent to be stopped", async || {
         daemon.home.processes_with_role("__script").is_empty().then_some(())
     })
     .await;
@@ -93,7 +93,7 @@ async fn a_program_of_which_nothing_can_be_told_ends_with_a_clear_error() {
 #[tokio::test]
 async fn a_person_sees_the_screen_types_and_leaves_while_the_session_goes_on() {
     let home = TestHome::new();
-    // Smaller than the terminal of who looks at it, which it follows.
+    // Smaller than the viewer's terminal, whose size it takes over.
     let manifest = "[agent]\nname = 'small'\nbinary = 'bash'\ndriver = 'pty'\n\
         [startup]\ncommand = ['bash', '--norc', '--noprofile']\n[pty]\ncols = 70\nrows = 15\n";
     add_manifest(&home, "small", manifest);
@@ -115,7 +115,7 @@ async fn a_person_sees_the_screen_types_and_leaves_while_the_session_goes_on() {
     assert_eq!(session.wait(&run).await["text"], "after");
     let events =
         serde_json::to_string(&session.events().await.iter().map(|one| &one.data).collect::<Vec<_>>());
-    assert!(!events.unwrap().contains("Y=typed"), "what a person types is nobody's event");
+    assert!(!events.unwrap().contains("Y=typed"), "typed keys appear in no event");
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn a_session_without_a_terminal_says_so() {
     let refused = session.client.get(&session.path("/terminal")).await;
     refused.expect_refusal(400, "invalid_request");
     let ran = daemon.qd(&["attach", "--raw", &session.id]).await;
-    assert_eq!(ran.code, Some(2), "without a terminal of one's own: {ran:?}");
+    assert_eq!(ran.code, Some(2), "without a terminal: {ran:?}");
 }
 
 #[tokio::test]
@@ -145,6 +145,6 @@ async fn an_agent_cannot_type_into_its_own_terminal() {
     let command =
         format!("{} --home {} attach --raw {}; echo exit $?", qd.display(), home.display(), session.id);
     let run = session.prompt(&command).await;
-    let said = session.wait(&run).await["text"].as_str().unwrap().to_owned();
-    assert!(said.contains("belongs to the agent of") && said.ends_with("exit 1"), "{said}");
+    let text = session.wait(&run).await["text"].as_str().unwrap().to_owned();
+    assert!(text.contains("belongs to the agent of") && text.ends_with("exit 1"), "{text}");
 }

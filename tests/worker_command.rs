@@ -1,5 +1,5 @@
-//! Section 8: `qd worker` serves an agent to any parent that speaks the frames without a subprotocol. What the frames
-//! mean is held to the letter in `crates/link`; here it is the verb, its modes, its exit codes and its record.
+//! `qd worker` serves an agent to any parent that speaks the frames without a subprotocol. The frames themselves are
+//! tested in `crates/link`; these tests cover the verb, its modes, its exit codes and its record.
 
 use futures_util::{SinkExt, StreamExt};
 use qd_testkit::{TestCommand, TestHome, poll_until, within};
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
-/// A parent's connection.
+/// The connection of a parent to a worker.
 struct ParentConnection(WebSocketStream<TcpStream>);
 
 impl ParentConnection {
@@ -31,7 +31,7 @@ impl ParentConnection {
         }
     }
 
-    /// All frames up to the terminal, which is the last.
+    /// All frames up to the terminal frame, which is the last.
     async fn until_terminal(&mut self) -> Vec<Value> {
         let mut frames = Vec::new();
         loop {
@@ -47,7 +47,7 @@ impl ParentConnection {
     }
 }
 
-/// A worker, and where it listens.
+/// Starts a worker and returns its address.
 async fn worker(home: &TestHome, args: &[&str]) -> (TestCommand, String) {
     let mut running = home.start(&[&["worker", "--listen", "127.0.0.1:0"], args].concat());
     running.wait_for_stdout("\n").await;
@@ -89,7 +89,7 @@ async fn it_serves_script_with_its_approvals() {
     let mut parent = ParentConnection::dial(&address).await;
     let script =
         qd_testkit::script::steps(&[qd_testkit::script::ask_bash("make"), qd_testkit::script::say(" done")]);
-    for (approved, said) in [(true, "allowed done"), (false, "denied")] {
+    for (approved, expected) in [(true, "allowed done"), (false, "denied")] {
         parent.send(json!({ "kind": "run", "assignment": script })).await;
         let request = loop {
             let frame = parent.next().await;
@@ -100,7 +100,7 @@ async fn it_serves_script_with_its_approvals() {
         assert_eq!(request["body"]["tool_name"], "Bash", "{request}");
         parent.send(json!({ "kind": "approval_reply", "id": request["id"], "approved": approved })).await;
         let frames = parent.until_terminal().await;
-        assert!(text(&frames).starts_with(said), "{frames:?}");
+        assert!(text(&frames).starts_with(expected), "{frames:?}");
         assert_eq!(frames.last().unwrap()["status"], "completed");
     }
 }
@@ -187,9 +187,9 @@ async fn what_is_no_address_is_wrong_usage() {
         assert_eq!(output.stderr.matches("HOST:PORT").count(), 1, "{output:?}");
         output.expect_exit(2);
     }
-    // An address of nobody's: for documentation only.
+    // An address reserved for documentation, which no machine has.
     let output = home.qd(&["worker", "--listen", "192.0.2.1:80", "--agent", "echo"]).await;
-    assert_eq!(output.stderr.matches("assign").count(), 1, "the cause is said once: {output:?}");
+    assert_eq!(output.stderr.matches("assign").count(), 1, "the cause is printed once: {output:?}");
     output.expect_exit(1);
 }
 

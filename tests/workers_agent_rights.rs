@@ -1,5 +1,5 @@
-//! Section 2: an agent is not its own judge. Whatever descends from an agent has only its session's rights on the
-//! socket: it reads its own session, and answers, prompts, changes and sees nothing else.
+//! Agents cannot control the daemon. Every process that descends from an agent has only its session's rights on the
+//! socket: it may read its own session, and may not answer, prompt, change or see anything else.
 
 use qd_testkit::home::signal;
 use qd_testkit::{TestDaemon, TestHome, TestSession, journal_rules, poll_until, script::*};
@@ -8,8 +8,8 @@ use serde_json::json;
 
 use crate::workers_loss::process_of;
 
-/// What a process below an agent tries once it knows the ask: `/answers` gets a line `NAME STATUS` for each attempt.
-/// `qd` gives its exit code instead of a status.
+/// A program for a process below an agent: once it knows the ask, it makes requests and writes a line `NAME STATUS` for
+/// each to `/answers`. For `qd`, the status is its exit code.
 fn attempts(home: &TestHome, own: &TestSession, other: &TestSession) -> String {
     let socket = home.socket();
     let (socket, qd) = (socket.display(), qd_testkit::home::binary());
@@ -59,7 +59,7 @@ async fn nothing_below_an_agent_can_answer_its_ask() {
         .prompt_script(&[
             spawn(&["sh", "-c", &format!("exec env {}", words(&plain))]),
             spawn_detached(&["sh", "-c", &format!("exec env {}", words(&away))]),
-            // Nothing in its environment says whose it is.
+            // No variable in its environment tells to which session it belongs.
             spawn_detached(&["sh", "-c", &format!("exec env -i {}", words(&bare))]),
             ask_bash("make"),
         ])
@@ -78,8 +78,8 @@ async fn nothing_below_an_agent_can_answer_its_ask() {
             assert_eq!(line, expected, "{out}: {tried}");
         }
         assert_eq!(tried.lines().count(), 12, "{out}: {tried}");
-        let told = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
-        assert!(told.contains("agent"), "`qd` says why: {told}");
+        let output = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
+        assert!(output.contains("agent"), "`qd` says why: {output}");
     }
     let open = daemon.client().pending_asks().await;
     assert_eq!(open.iter().map(|ask| &ask["id"]).collect::<Vec<_>>(), [&json!(ask)], "it is still open");
@@ -96,7 +96,7 @@ async fn what_a_finished_turn_left_has_no_more_rights_and_a_dead_session_s_none(
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let (home, work) = (daemon.home.path(), daemon.home.project_dir());
-    // It asks again and again, whoever is the daemon, and keeps the last status.
+    // It sends requests in a loop, whichever daemon runs, and keeps the last status.
     let line = format!(
         "while :; do curl -s -o body -w '%{{http_code}}' --unix-socket {}/qd.sock http://localhost/v1/asks >status.new && mv status.new status; sleep 0.02; done",
         home.display()
@@ -124,7 +124,7 @@ async fn a_daemon_that_has_not_met_the_worker_yet_knows_whose_a_process_is() {
         "while :; do curl -s -o body -w '%{{http_code}}' --unix-socket {} http://localhost/v1/asks >status.new && mv status.new status; sleep 0.02; done",
         socket.display()
     );
-    // Nothing in its environment says whose it is.
+    // No variable in its environment tells to which session it belongs.
     let run = session
         .prompt_script(&[
             spawn_detached(&["env", "-i", &format!("PATH={path}"), "bash", "-c", &line]),
@@ -140,7 +140,7 @@ async fn a_daemon_that_has_not_met_the_worker_yet_knows_whose_a_process_is() {
     let worker = process_of(&session).await;
     signal(worker.pid, Signal::STOP);
     daemon.restart().await;
-    assert_eq!(status().await, "403", "also while its worker says nothing");
+    assert_eq!(status().await, "403", "also while its worker is stopped");
     signal(worker.pid, Signal::CONT);
     session.wait_for_event("the worker", |event| event.kind == "worker.reattached").await;
     assert_eq!(status().await, "403");
@@ -164,7 +164,7 @@ async fn neither_distance_nor_a_kept_connection_makes_a_stranger_of_an_agent_s_p
     }
 }
 
-/// One that is thirty generations away, and one whose parent made the connection and is gone.
+/// Two callers: a process thirty generations below the agent, and one whose parent opened the connection and exited.
 const FAR: &str = r#"
 import os, socket, sys, time
 

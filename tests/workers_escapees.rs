@@ -1,5 +1,6 @@
-//! Rule 5.7: cancel with proof of death. Six kinds of process that do not want to die, times ten, against a cancel, and
-//! against the death of daemon, worker and keeper in every combination. And what a thousand runs leave behind: nothing.
+//! A cancel ends every process that the turn started. Ten each of six kinds of processes that try to escape, against a
+//! cancel and against the death of daemon, worker and keeper in every combination. And a thousand runs leave nothing
+//! behind.
 
 use qd_testkit::{
     ObservedProcess, TestDaemon, TestSession, escapees, journal_rules, poll_until, processes, script::*,
@@ -14,7 +15,7 @@ fn everything(home: &qd_testkit::TestHome) -> Vec<Value> {
     escapees::KINDS.iter().map(|kind| escapees::spawn_step(home, kind, EACH)).collect()
 }
 
-/// A run that has let all of them loose and then waits for ever.
+/// A run that has started all escapees and then waits forever.
 async fn let_loose(daemon: &TestDaemon, session: &TestSession) -> String {
     let run = session.prompt_script(&[everything(&daemon.home), vec![sleep_forever()]].concat()).await;
     for kind in escapees::KINDS {
@@ -44,7 +45,7 @@ async fn a_cancel_ends_six_kinds_of_escapee_and_says_so() {
     journal_rules::check(&session.events().await);
 }
 
-/// What agents have started, without the agents.
+/// The processes that agents have started, without the agents themselves.
 fn agents_children(daemon: &TestDaemon) -> Vec<ObservedProcess> {
     daemon.home.agent_processes().into_iter().filter(|one| !one.has_role("__script")).collect()
 }
@@ -84,8 +85,8 @@ async fn an_agent_that_ignores_the_cancel_dies_with_all_that_it_started() {
     journal_rules::check(&session.events().await);
 }
 
-/// Kills these parts in mid-turn, all at once, and lets a daemon settle: nothing may be left of the agent, and the
-/// session must go on.
+/// Kills these processes at once in the middle of a turn and starts a daemon again: no process of the agent may be
+/// left, and the session must continue.
 async fn nothing_is_left_after_the_death_of(parts: &[&str]) {
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
@@ -96,7 +97,7 @@ async fn nothing_is_left_after_the_death_of(parts: &[&str]) {
     let family = processes::descendants(worker.pid);
     let keeper = family.iter().find(|one| one.has_role("__keeper")).expect("there is a keeper").clone();
     let signal = |pid| qd_testkit::home::signal(pid, rustix::process::Signal::KILL);
-    // Without a pause in between: nobody has time to finish another's work.
+    // Without a pause, so no process has time to clean up after another.
     for part in parts {
         match *part {
             "daemon" => signal(daemon.pid()),
@@ -119,7 +120,7 @@ async fn nothing_is_left_after_the_death_of(parts: &[&str]) {
     session.wait_for_event("its end", |event| event.kind == "session.closed").await;
     assert_eq!(daemon.home.agent_processes(), [], "{parts:?}");
     let daemon = ObservedProcess::find(daemon.pid()).unwrap();
-    poll_until("the daemon to bury its dead", async || daemon.zombies().is_empty().then_some(())).await;
+    poll_until("the daemon to reap its children", async || daemon.zombies().is_empty().then_some(())).await;
 }
 
 #[tokio::test]
@@ -168,7 +169,7 @@ async fn the_next_daemon_cancels_what_the_killed_one_left_running() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
-    /// A pool may still have grown by a file or two; a leak would be hundreds.
+    /// A pool may still grow by a file or two; a leak would be hundreds.
     const SLACK: usize = 4;
     const RUNS: usize = 1000;
     let daemon = TestDaemon::start().await;
@@ -194,7 +195,7 @@ async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
             let session = session.clone();
             lanes.spawn(async move {
                 for n in 0..runs / 10 / 2 {
-                    // Every tenth is killed with its worker's agent, every fifth leaves a dead child behind.
+                    // In every tenth run the agent exits, and every fifth run leaves a dead child behind.
                     let end = match n % 10 {
                         0 => exit(0),
                         5 => spawn(&["true"]),
@@ -218,7 +219,8 @@ async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
         ours
     };
     let before = ours();
-    // A worker of its own that ends with a failed agent is another process after it, with as much in its hands.
+    // A session's own worker ends with a failed agent, and the next worker is a new process, so maxima per role are
+    // compared.
     let most = |part: &str| {
         let held = ours().into_iter().filter(|one| one.has_role(part)).map(|one| one.open_descriptors());
         held.max().unwrap_or_default()
@@ -232,7 +234,7 @@ async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
         })
         .await;
     }
-    assert_eq!(ours().len(), before.len(), "there are as many processes as before: {:#?}", ours());
+    assert_eq!(ours().len(), before.len(), "the number of processes has changed: {:#?}", ours());
     for one in ours() {
         poll_until("no zombie", async || one.zombies().is_empty().then_some(())).await;
     }

@@ -1,5 +1,5 @@
-//! Rule 5.7, its end, and what becomes of an agent that has nothing to do: a dev server that a turn left on purpose
-//! lives as long as its session; an idle agent gives its memory back and is woken with its conversation.
+//! Idle agents: a dev server that a turn left running on purpose lives as long as its session. An idle agent is
+//! stopped, and the next prompt resumes its conversation.
 
 use std::time::Duration;
 
@@ -8,28 +8,29 @@ use serde_json::{Value, json};
 
 use crate::workers_loss::{process_of, remembering, worker_of};
 
-/// A daemon that puts an agent to rest after a second.
-async fn impatient() -> TestDaemon {
+/// A daemon with an idle timeout of one second.
+async fn daemon_with_short_idle() -> TestDaemon {
     let home = TestHome::new();
     home.configure("idle_s = 1\n");
     TestDaemon::start_in(home, |_| {}).await
 }
 
-/// The process that a `spawn` step started, by what the run said of it.
+/// The process that a `spawn` step started, from the pid in the run's text.
 fn spawned(run: &Value) -> ObservedProcess {
     let text = run["text"].as_str().unwrap();
-    let (_, pid) = text.rsplit_once("pid ").unwrap_or_else(|| panic!("it says no pid: {run}"));
-    ObservedProcess::find(pid.trim().parse().unwrap()).unwrap_or_else(|| panic!("it is not there: {run}"))
+    let (_, pid) = text.rsplit_once("pid ").unwrap_or_else(|| panic!("the text has no pid: {run}"));
+    ObservedProcess::find(pid.trim().parse().unwrap())
+        .unwrap_or_else(|| panic!("there is no such process: {run}"))
 }
 
-/// The pids that the daemon lists below a session's worker.
+/// The pids that the daemon lists for a session's worker.
 async fn listed(session: &TestSession) -> Vec<u64> {
     let worker = worker_of(session).await;
     worker["processes"].as_array().unwrap().iter().map(|one| one["pid"].as_u64().unwrap()).collect()
 }
 
-async fn asleep(home: &TestHome) {
-    poll_until("the agent to be put to rest", async || {
+async fn wait_until_agent_stopped(home: &TestHome) {
+    poll_until("the idle agent to be stopped", async || {
         home.processes_with_role("__script").is_empty().then_some(())
     })
     .await;
@@ -37,10 +38,10 @@ async fn asleep(home: &TestHome) {
 
 #[tokio::test]
 async fn what_a_turn_left_on_purpose_lives_until_its_session_closes() {
-    let daemon = impatient().await;
+    let daemon = daemon_with_short_idle().await;
     let session = daemon.session_with(remembering(&daemon)).await;
     let server = spawned(&session.run_script(&[spawn_detached(&["sleep", "600"])]).await);
-    assert!(server.is_alive(), "its turn has ended by itself");
+    assert!(server.is_alive(), "its turn ended by itself, so it stays");
     let pid = u64::from(server.pid);
     assert!(listed(&session).await.contains(&pid), "and it is listed");
 
@@ -52,18 +53,18 @@ async fn what_a_turn_left_on_purpose_lives_until_its_session_closes() {
     assert!(server.is_alive(), "a later cancel does not hit it");
     assert!(!daemon.home.agent_processes().iter().any(|one| one.args.contains(&"601".to_owned())));
 
-    asleep(&daemon.home).await;
-    assert!(server.is_alive(), "it outlives its agent's rest");
+    wait_until_agent_stopped(&daemon.home).await;
+    assert!(server.is_alive(), "it survives the stop of the idle agent");
     let shown = daemon.qd(&["workers", "--json"]).await.json();
     let shown = shown.as_array().unwrap().iter().find(|worker| worker["session_id"] == session.id).unwrap();
     assert_eq!(shown["processes"], json!([{ "pid": pid, "name": "sleep" }]));
     assert_eq!(session.show().await["state"], "idle");
 
     assert_eq!(session.run_script(&[say("awake")]).await["text"], "awake");
-    assert!(server.is_alive(), "and its waking");
+    assert!(server.is_alive(), "and the agent's next start");
     session.close().await;
     session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
-    assert!(!server.is_alive(), "it dies with its session, before that is said");
+    assert!(!server.is_alive(), "it dies with its session, before `session.closed` is written");
     assert_eq!(daemon.home.agent_processes(), []);
     journal_rules::check(&session.events().await);
 }
@@ -98,7 +99,11 @@ async fn what_a_turn_left_on_purpose_outlives_a_killed_run_a_crash_and_an_agent_
     let ended = session.wait(&run).await;
     assert_eq!(ended["finish_reason"], "cancelled");
     let finished = session.wait_for_run_event(&run, "run.finished").await;
-    assert_eq!(finished.data["processes"], json!({ "killed": 1, "survivors": 0 }), "what it started");
+    assert_eq!(
+        finished.data["processes"],
+        json!({ "killed": 1, "survivors": 0 }),
+        "the processes of this turn"
+    );
     assert!(server.is_alive());
     assert_eq!(session.wait(&next).await["text"], "next", "the queue goes on");
 
@@ -120,14 +125,14 @@ async fn what_a_turn_left_on_purpose_outlives_a_killed_run_a_crash_and_an_agent_
 
 #[tokio::test]
 async fn an_idle_agent_is_stopped_and_its_session_sleeps_and_is_woken_with_its_conversation() {
-    let daemon = impatient().await;
+    let daemon = daemon_with_short_idle().await;
     let session = daemon.session_with(remembering(&daemon)).await;
     assert_eq!(session.run_script(&[say("first")]).await["text"], "first");
     let conversation = session.show().await["agent_session_id"].clone();
     assert!(conversation.is_string());
     let exited = session.wait_for_event("its rest", |event| event.kind == "worker.exited").await;
     assert_eq!(exited.data["reason"], "stopped");
-    asleep(&daemon.home).await;
+    wait_until_agent_stopped(&daemon.home).await;
     let shown = session.show().await;
     assert_eq!((&shown["state"], &shown["busy"]), (&json!("idle"), &json!(false)));
     assert!(daemon.client().get("/v1/workers").await.list().is_empty());
@@ -144,14 +149,14 @@ async fn an_idle_agent_is_stopped_and_its_session_sleeps_and_is_woken_with_its_c
 #[tokio::test]
 async fn a_prompt_that_meets_the_stopping_runs() {
     const MS: [u64; 12] = [900, 960, 980, 990, 1000, 1005, 1010, 1020, 1030, 1040, 1060, 1100];
-    let daemon = impatient().await;
+    let daemon = daemon_with_short_idle().await;
     let mut lanes = tokio::task::JoinSet::new();
     for ms in MS {
         let session = daemon.session_with(remembering(&daemon)).await;
         lanes.spawn(async move {
             for _ in 0..2 {
                 assert_eq!(session.run_script(&[say("x")]).await["text"], "x");
-                // Nothing says when an agent is about to be stopped: only the time that it is given.
+                // No event announces that an agent is about to be stopped, so the test varies the time.
                 tokio::time::sleep(Duration::from_millis(ms)).await;
             }
             assert_eq!(session.run_script(&[say("y")]).await["text"], "y");
@@ -163,7 +168,7 @@ async fn a_prompt_that_meets_the_stopping_runs() {
 
 #[tokio::test]
 async fn an_agent_that_waits_for_a_person_is_not_idle() {
-    let daemon = impatient().await;
+    let daemon = daemon_with_short_idle().await;
     let session = daemon.session("script").await;
     let other = daemon.session("script").await;
     let run = session.prompt_script(&[question("go on?", &[]), say(" done")]).await;
@@ -176,12 +181,12 @@ async fn an_agent_that_waits_for_a_person_is_not_idle() {
 
 #[tokio::test]
 async fn a_sleeping_session_can_be_closed() {
-    let daemon = impatient().await;
+    let daemon = daemon_with_short_idle().await;
     for leaves_something in [false, true] {
         let session = daemon.session("script").await;
         let step = if leaves_something { spawn_detached(&["sleep", "600"]) } else { say("x") };
         session.run_script(&[step]).await;
-        asleep(&daemon.home).await;
+        wait_until_agent_stopped(&daemon.home).await;
         session.close().await;
         session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
         assert_eq!(daemon.home.agent_processes(), []);
@@ -191,10 +196,10 @@ async fn a_sleeping_session_can_be_closed() {
 
 #[tokio::test]
 async fn a_sleeping_session_with_something_left_is_found_by_the_next_daemon() {
-    let mut daemon = impatient().await;
+    let mut daemon = daemon_with_short_idle().await;
     let session = daemon.session_with(remembering(&daemon)).await;
     let server = spawned(&session.run_script(&[spawn_detached(&["sleep", "600"])]).await);
-    asleep(&daemon.home).await;
+    wait_until_agent_stopped(&daemon.home).await;
     daemon.restart().await;
     assert!(listed(&session).await.contains(&u64::from(server.pid)));
     assert_eq!(session.run_script(&[say("awake")]).await["text"], "awake");
@@ -207,11 +212,11 @@ async fn a_sleeping_session_with_something_left_is_found_by_the_next_daemon() {
 
 #[tokio::test]
 async fn an_agent_rests_and_wakes_again_and_again_beside_what_was_left() {
-    let daemon = impatient().await;
+    let daemon = daemon_with_short_idle().await;
     let session = daemon.session_with(remembering(&daemon)).await;
     let server = spawned(&session.run_script(&[spawn_detached(&["sleep", "600"])]).await);
     for round in 0..3 {
-        asleep(&daemon.home).await;
+        wait_until_agent_stopped(&daemon.home).await;
         assert_eq!(session.run_script(&[say("awake")]).await["text"], "awake", "round {round}");
     }
     assert!(server.is_alive());

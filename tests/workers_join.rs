@@ -1,6 +1,5 @@
-//! Sections 2 and 8: workers on other machines. A process of another home on loopback is the other machine; what lies
-//! between is a proxy that breaks when told to. Nothing is lost or doubled by any of that, and a worker token can do
-//! nothing but work.
+//! Workers on other machines. The other machine is a process with another home on loopback, behind a proxy that breaks
+//! connections on demand. Nothing is lost or doubled, and a worker token allows nothing but joining.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,26 +14,26 @@ use serde_json::{Value, json};
 use crate::openapi::{filled, operations};
 use crate::workers_loss::worker_of;
 
-/// A daemon that others can join over TLS.
-async fn deck() -> TestDaemon {
+/// A daemon that other machines can join over TLS.
+async fn daemon_with_tls() -> TestDaemon {
     TestDaemon::start_with(|options| _ = options.tcp().arg("--tls").arg("self")).await
 }
 
-/// The same, which waits so many seconds for a worker that is away.
-async fn deck_with_lease(seconds: u64) -> TestDaemon {
+/// The same, with this `remote_lease_s`: how long it waits for a disconnected worker.
+async fn daemon_with_lease(seconds: u64) -> TestDaemon {
     let home = TestHome::new();
     std::fs::create_dir(home.path()).unwrap();
     std::fs::write(home.path().join("config.toml"), format!("remote_lease_s = {seconds}\n")).unwrap();
     TestDaemon::start_in(home, |options| _ = options.tcp().arg("--tls").arg("self")).await
 }
 
-/// Where it listens.
+/// The TCP address of the daemon.
 fn address(daemon: &TestDaemon) -> SocketAddr {
     let line = daemon.listening().iter().find_map(|line| line.strip_prefix("listening on https://"));
     line.unwrap().parse().unwrap()
 }
 
-/// What `qd workers token` makes.
+/// Creates a token with `qd workers token`.
 async fn token(daemon: &TestDaemon) -> Value {
     daemon.qd(&["workers", "token", "--json"]).await.json()
 }
@@ -43,19 +42,19 @@ fn text<'a>(made: &'a Value, field: &str) -> &'a str {
     made[field].as_str().unwrap()
 }
 
-/// Another machine: a home of its own with a worker that has joined.
+/// Another machine: a worker with its own home that has joined the daemon.
 struct JoinedTestMachine {
     worker: TestCommand,
     home: TestHome,
 }
 
 impl JoinedTestMachine {
-    /// Joins the daemon where it listens.
+    /// Joins the daemon directly.
     async fn join(daemon: &TestDaemon, label: &str) -> Self {
         Self::join_through(daemon, address(daemon), &["--label", label]).await
     }
 
-    /// Joins the daemon through something at another address.
+    /// Joins the daemon through a proxy at this address.
     async fn join_through(daemon: &TestDaemon, address: SocketAddr, args: &[&str]) -> Self {
         let made = token(daemon).await;
         let home = TestHome::new();
@@ -67,13 +66,12 @@ impl JoinedTestMachine {
         Self { worker, home }
     }
 
-    /// Ends without a word.
     fn kill9(&self) {
         self.worker.signal(Signal::KILL);
     }
 }
 
-/// Waits until somebody who bears this label is connected, or nobody is.
+/// Waits until a machine with this label is connected, or with `wanted` false, until none is.
 async fn connected(daemon: &TestDaemon, label: &str, wanted: bool) {
     poll_until(&format!("{label} to be connected: {wanted}"), async || {
         let joined = daemon.client().get("/v1/workers/joined").await.list();
@@ -85,8 +83,8 @@ async fn connected(daemon: &TestDaemon, label: &str, wanted: bool) {
     .await;
 }
 
-/// Waits until a run has said so far, of what [`count`] makes it say.
-async fn said(session: &TestSession, run: &str, number: u64) {
+/// Waits until a run with the steps of [`count`] has counted to `number`.
+async fn wait_until_counted(session: &TestSession, run: &str, number: u64) {
     let mut so_far = String::new();
     let enough = counted_text(number);
     session
@@ -99,8 +97,8 @@ async fn said(session: &TestSession, run: &str, number: u64) {
         .await;
 }
 
-/// Waits for the end of a run that has counted, and holds it to having done so once and in order.
-async fn counted_well(session: &TestSession, run: &str, to: u64) {
+/// Waits for the end of a counting run and checks that it counted to `to` without a gap or repeat.
+async fn check_counted(session: &TestSession, run: &str, to: u64) {
     session.wait_for_run_event(run, "run.finished").await;
     let events = session.events().await;
     journal_rules::check(&events);
@@ -112,7 +110,7 @@ async fn counted_well(session: &TestSession, run: &str, to: u64) {
 
 #[tokio::test]
 async fn a_session_runs_on_a_machine_that_has_joined() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
     let ended = session.run_script(&[config()]).await;
@@ -127,7 +125,7 @@ async fn a_session_runs_on_a_machine_that_has_joined() {
     let shown = daemon.qd(&["workers"]).await.ok();
     assert!(shown.contains(worker["host"].as_str().unwrap()) && shown.contains("connected"), "{shown}");
 
-    // Asks, answers and cancels go the same way.
+    // Asks, answers and cancels work the same way.
     let asked = session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
     assert_eq!(asked["text"], "allowed");
     let run = session.prompt_script(&[spawn_detached(&["sleep", "600"]), sleep_forever()]).await;
@@ -147,7 +145,7 @@ async fn a_session_runs_on_a_machine_that_has_joined() {
 
 #[tokio::test]
 async fn the_line_that_a_token_comes_with_joins_a_machine_that_sessions_can_choose() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     for (args, agent) in [(&["--name", "my box"][..], Some("script@my-box")), (&[], None)] {
         let line = daemon.qd(&[&["workers", "token"], args].concat()).await.ok();
         let words: Vec<&str> = line.trim().strip_prefix("qd ").unwrap().split(' ').collect();
@@ -174,7 +172,7 @@ async fn the_line_that_a_token_comes_with_joins_a_machine_that_sessions_can_choo
 
 #[tokio::test]
 async fn whoever_mistakes_tls_is_told() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let host = format!("http://{}", address(&daemon));
     let plain = daemon.qd(&["ps", "--host", &host]).await;
     assert!(plain.stderr.contains(&host.replace("http:", "https:")), "{plain:?}");
@@ -188,15 +186,15 @@ async fn whoever_mistakes_tls_is_told() {
 
 #[tokio::test]
 async fn only_the_certificate_of_the_fingerprint_is_accepted() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let made = token(&daemon).await;
     let home = TestHome::new();
     let url = format!("https://{}", address(&daemon));
     let line = ["worker", "join", &url, "--token", text(&made, "token")];
     let wrong = text(&made, "fingerprint").replace(|c: char| c != ':', "0");
-    for (args, said) in [(vec!["--fingerprint", &wrong], "not the one"), (vec![], "not trusted")] {
+    for (args, expected) in [(vec!["--fingerprint", &wrong], "does not match"), (vec![], "does not trust")] {
         let output = home.qd(&[&line[..], &args].concat()).await;
-        assert!(output.stderr.contains(said) && output.stderr.contains("--fingerprint"), "{output:?}");
+        assert!(output.stderr.contains(expected) && output.stderr.contains("--fingerprint"), "{output:?}");
         assert_eq!(output.expect_exit(1), "", "it has not joined");
     }
     assert!(daemon.client().get("/v1/workers/joined").await.list().is_empty());
@@ -207,7 +205,7 @@ async fn only_the_certificate_of_the_fingerprint_is_accepted() {
 
 #[tokio::test]
 async fn a_revoked_token_cuts_its_machine_off_and_lets_nobody_in() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let made = token(&daemon).await;
     let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
@@ -247,7 +245,7 @@ async fn a_worker_token_can_do_nothing_but_work() {
         let status = client.status(method.clone(), &path, None).await;
         let expected = match path.as_str() {
             "/healthz" => 200,
-            // Let in, and told that this is no upgrade.
+            // Authorized, but refused because the request is not a WebSocket upgrade.
             "/v1/workers/join" | "/v1/workers/link" => 400,
             _ => 403,
         };
@@ -308,7 +306,7 @@ async fn a_repeated_request_for_a_token_makes_one() {
 
 #[tokio::test]
 async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_all() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let root = daemon.home.sibling_path("elsewhere");
     std::fs::create_dir_all(root.join("shop")).unwrap();
     let flags = ["--label", "rooted", "--root", root.to_str().unwrap()];
@@ -317,7 +315,7 @@ async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_al
     let there = daemon.home.sibling_path("shop");
     std::fs::create_dir(&there).unwrap();
     let workspace = daemon.client().workspace(&there).await;
-    // From here on only the other machine has a directory of this name.
+    // From here on only the other machine has this directory.
     std::fs::remove_dir(&there).unwrap();
 
     let ended = workspace.session("script@rooted").await.run_script(&[config()]).await;
@@ -332,15 +330,15 @@ async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_al
 
     std::fs::remove_dir(root.join("shop")).unwrap();
     let refused = workspace.session("script@rooted").await.run_script(&[config()]).await;
-    let said = refused["error"]["message"].as_str().unwrap();
+    let message = refused["error"]["message"].as_str().unwrap();
     for tried in [&there, &root.join("shop"), &root.join(there.strip_prefix("/").unwrap())] {
-        assert!(said.contains(tried.to_str().unwrap()), "{said}");
+        assert!(message.contains(tried.to_str().unwrap()), "{message}");
     }
 }
 
 #[tokio::test]
 async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let made = token(&daemon).await;
     assert!(made["token"].is_string());
     let workspace = daemon.workspace().await;
@@ -377,23 +375,23 @@ async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
     assert_eq!(on_fast, 2, "they share: {pids:?}");
     let joined = daemon.client().get("/v1/workers/joined").await.list();
     let names: Vec<_> = joined.iter().map(|machine| machine["name"].as_str().unwrap()).collect();
-    assert_ne!(names[0], names[1], "two of one machine can be told apart");
+    assert_ne!(names[0], names[1], "two workers of one machine have different names");
 }
 
 #[tokio::test]
 async fn a_connection_that_is_gone_for_20_s_loses_and_doubles_nothing() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let proxy = TestProxy::start(address(&daemon)).await;
     let _machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
     let run = session.prompt_script(&count(260, 100)).await;
-    said(&session, &run, 20).await;
+    wait_until_counted(&session, &run, 20).await;
     proxy.hold();
-    // What the rule is about: a network that is gone for so long, and tells nobody.
+    // A network outage of this length, without any closed connection.
     tokio::time::sleep(Duration::from_secs(20)).await;
     proxy.cut();
     proxy.pass();
-    counted_well(&session, &run, 260).await;
+    check_counted(&session, &run, 260).await;
     let events = session.events().await;
     assert!(events.iter().any(|event| event.kind == "worker.reattached"), "it was away");
     assert!(!events.iter().any(|event| event.kind == "worker.exited"), "and was not given up");
@@ -401,36 +399,36 @@ async fn a_connection_that_is_gone_for_20_s_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn a_connection_that_breaks_again_and_again_loses_and_doubles_nothing() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let proxy = TestProxy::start(address(&daemon)).await;
     let _machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
     let run = session.prompt_script(&count(300, 10)).await;
     for number in [10, 40, 70, 100, 150] {
-        said(&session, &run, number).await;
+        wait_until_counted(&session, &run, number).await;
         proxy.cut();
         connected(&daemon, "far", false).await;
         proxy.pass();
     }
-    counted_well(&session, &run, 300).await;
+    check_counted(&session, &run, 300).await;
 }
 
 #[tokio::test]
 async fn a_daemon_that_is_killed_finds_its_joined_worker_again() {
-    let mut daemon = deck().await;
+    let mut daemon = daemon_with_tls().await;
     let proxy = TestProxy::start(address(&daemon)).await;
     let machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
     let run = session.prompt_script(&count(200, 20)).await;
     let queued = session.prompt_script(&[say("after")]).await;
     for number in [10, 60] {
-        said(&session, &run, number).await;
+        wait_until_counted(&session, &run, number).await;
         daemon.kill9().await;
         daemon.start_again().await;
         proxy.set_target(address(&daemon));
     }
     assert_eq!(session.wait(&queued).await["text"], "after");
-    counted_well(&session, &run, 200).await;
+    check_counted(&session, &run, 200).await;
     assert_eq!(worker_of(&session).await["pid"], machine.worker.pid());
     assert_eq!(daemon.terminate().await, Some(0));
     daemon.start_again().await;
@@ -440,7 +438,7 @@ async fn a_daemon_that_is_killed_finds_its_joined_worker_again() {
 
 #[tokio::test]
 async fn a_worker_that_does_not_come_back_is_lost_after_its_lease_and_another_takes_over() {
-    let daemon = deck_with_lease(2).await;
+    let daemon = daemon_with_lease(2).await;
     let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
     let run = session.prompt_script(&[say("hi"), sleep_forever()]).await;
@@ -455,12 +453,12 @@ async fn a_worker_that_does_not_come_back_is_lost_after_its_lease_and_another_ta
 
     let run = session.prompt_script(&[say("back")]).await;
     let _other = JoinedTestMachine::join(&daemon, "box").await;
-    assert_eq!(session.wait(&run).await["text"], "back", "who waits is served by who comes");
+    assert_eq!(session.wait(&run).await["text"], "back", "the waiting run goes to the machine that joins");
 }
 
 #[tokio::test]
 async fn a_worker_that_comes_back_too_late_is_told_to_end_what_nobody_wants() {
-    let daemon = deck_with_lease(2).await;
+    let daemon = daemon_with_lease(2).await;
     let proxy = TestProxy::start(address(&daemon)).await;
     let machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
@@ -469,9 +467,9 @@ async fn a_worker_that_comes_back_too_late_is_told_to_end_what_nobody_wants() {
     assert!(!processes::descendants(machine.worker.pid()).is_empty());
     proxy.cut();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
-    assert!(!processes::descendants(machine.worker.pid()).is_empty(), "it cannot know yet");
+    assert!(!processes::descendants(machine.worker.pid()).is_empty(), "the worker cannot know yet");
     proxy.pass();
-    poll_until("the end of what nobody wants", async || {
+    poll_until("the end of the unwanted session", async || {
         processes::descendants(machine.worker.pid()).is_empty().then_some(())
     })
     .await;
@@ -480,7 +478,7 @@ async fn a_worker_that_comes_back_too_late_is_told_to_end_what_nobody_wants() {
 
 #[tokio::test]
 async fn a_worker_that_is_told_to_end_ends_its_agents_and_says_so() {
-    let daemon = deck().await;
+    let daemon = daemon_with_tls().await;
     let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
     let run = session.prompt_script(&[spawn_detached(&["sleep", "600"]), sleep_forever()]).await;

@@ -1,5 +1,5 @@
-//! Sections 3 and 4: what is said of workers: `worker.started` and `worker.exited` around each, without run ids, and
-//! `GET /v1/workers` while it lives.
+//! How workers are reported: `worker.started` and `worker.exited` without run ids, and `GET /v1/workers` while a worker
+//! lives.
 
 use qd_testkit::{ObservedProcess, TestDaemon, journal_rules, poll_until, script::*};
 use serde_json::json;
@@ -34,7 +34,7 @@ async fn a_worker_is_announced_listed_and_said_to_be_gone() {
     };
     assert_eq!(listed("sleep"), find(&|one| one.args[0] == "sleep"));
     assert!(worker["processes"].as_array().unwrap().len() >= 2, "the agent and what it started: {worker}");
-    assert!(process.args.len() <= 3, "nothing but its part is on its command line: {process:?}");
+    assert!(process.args.len() <= 3, "the command line has only the role: {process:?}");
 
     session.steer("go").await;
     session.wait(&run).await;

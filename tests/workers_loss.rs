@@ -1,5 +1,5 @@
-//! Rules 5.7 and 5.9: the worker dies. What it had said is journalled first, its run is interrupted, nothing of its
-//! agent is left, and the session goes on with the same conversation. And the same for its keeper and its agent.
+//! A worker dies: its remaining updates are journalled first, its run is interrupted, no process of its agent is left,
+//! and the session resumes the same conversation. Also the same for its keeper and its agent.
 
 use qd_testkit::{
     ObservedProcess, TestDaemon, TestEvent, TestSession, journal_rules, poll_until, processes, script::*,
@@ -15,13 +15,13 @@ pub(crate) async fn worker_of(session: &TestSession) -> Value {
     .await
 }
 
-/// The process of that worker.
+/// The process of the session's worker.
 pub(crate) async fn process_of(session: &TestSession) -> ObservedProcess {
     let pid = worker_of(session).await["pid"].as_u64().unwrap();
     ObservedProcess::find(u32::try_from(pid).unwrap()).expect("a listed worker lives")
 }
 
-/// Settings of a `script` that remembers its conversations across its own death.
+/// Settings for a `script` agent that remembers its conversations after its process dies.
 pub(crate) fn remembering(daemon: &TestDaemon) -> Value {
     let state = daemon.home.sibling_path("memory");
     std::fs::create_dir_all(&state).unwrap();
@@ -58,13 +58,14 @@ async fn a_killed_worker_is_an_interrupted_run_and_nothing_of_its_agent_lives_on
     let left: Vec<_> = of_agent.into_iter().filter(|one| one.is_alive()).collect();
     assert!(left.is_empty(), "once the run has ended: {left:#?}");
     poll_until("the keeper to follow", async || (!keeper[0].is_alive()).then_some(())).await;
-    assert_eq!(processes::marked_processes(&id), [], "and none bears the mark");
+    assert_eq!(processes::marked_processes(&id), [], "and no process has the mark");
 
     assert_eq!(session.wait(&next).await["text"], "next", "the queue goes on");
     let events = session.events().await;
     journal_rules::check(&events);
     assert_eq!(session.show().await["agent_session_id"], conversation, "and so does the conversation");
-    let exited = events.iter().find(|event| event.kind == "worker.exited").expect("it is said");
+    let exited =
+        events.iter().find(|event| event.kind == "worker.exited").expect("there is a worker.exited event");
     assert_eq!((&exited.data["worker_id"], &exited.data["reason"]), (&json!(id), &json!("lost")));
     assert_ne!(worker_of(&session).await["id"], id.as_str());
 }
@@ -87,8 +88,8 @@ async fn a_resumed_agent_repeats_nothing_of_its_past_and_keeps_its_conversation(
     let events = session.events().await;
     journal_rules::check(&events);
     let deltas = events.iter().filter(|event| event.kind == "text.delta");
-    let said: String = deltas.map(|event| event.data["text"].as_str().unwrap()).collect();
-    assert_eq!(said, "word 0word 1word 2word 3");
+    let text: String = deltas.map(|event| event.data["text"].as_str().unwrap()).collect();
+    assert_eq!(text, "word 0word 1word 2word 3");
     assert!(events.iter().all(|event| event.kind != "notice.shown"), "each resume succeeds: {events:#?}");
 }
 
@@ -131,12 +132,12 @@ async fn a_run_whose_worker_dies_while_no_daemon_lives_is_interrupted_with_all_t
     session.wait_for_run_event(&run, "text.delta").await;
     let worker = process_of(&session).await;
     daemon.kill9().await;
-    poll_until("the agent's last word", async || {
+    poll_until("the agent's last step", async || {
         daemon.home.project_dir().join("said").exists().then_some(())
     })
     .await;
-    // What the agent has just said may still be on its way through the worker.
-    poll_until("the last word in the spool", async || {
+    // The agent's last text may still be on its way through the worker.
+    poll_until("the last text in the spool", async || {
         let files = daemon.home.files();
         files.iter().any(|(_, content)| String::from_utf8_lossy(content).contains("\"9 ")).then_some(())
     })

@@ -1,5 +1,5 @@
-//! Rule 5.9: the daemon dies, agents go on. Whatever ends the daemon, the next one finds every worker, and the journal
-//! then holds each word of each agent once; limits hold while nobody is there to hold them.
+//! The daemon dies and agents keep working. However the daemon ends, the next one reattaches every worker, and the
+//! journal then has all text of every agent exactly once. Limits are enforced also while no daemon runs.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ async fn ten_kills_of_the_daemon_under_ten_agents_lose_and_double_no_word() {
         found_again += reattached(&events);
     }
     println!("{KILLS} kills, {} chunks, {found_again} reattachments", CHUNKS * SESSIONS as u64);
-    assert!(found_again >= SESSIONS, "the workers were found again and not replaced");
+    assert!(found_again >= SESSIONS, "the workers were reattached, not replaced");
 }
 
 #[tokio::test]
@@ -77,10 +77,10 @@ async fn an_agent_goes_on_and_ends_its_turn_while_no_daemon_is_there() {
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = session.prompt_script(&[count(20, 10), vec![write("done", "x")]].concat()).await;
-    // Not only started: the prompt goes to the agent after that is in the journal.
+    // `run.started` is not enough: the prompt goes to the agent only after it is journalled.
     session.wait_for_run_event(&run, "text.delta").await;
     daemon.kill9().await;
-    poll_until("the agent's last deed", async || {
+    poll_until("the agent's last step", async || {
         daemon.home.project_dir().join("done").exists().then_some(())
     })
     .await;
@@ -122,7 +122,7 @@ async fn a_steer_and_a_cancel_reach_a_turn_that_another_daemon_began() {
     session.wait_for_run_event(&run, "text.delta").await;
     daemon.restart().await;
     session.steer("left").await;
-    let said = "x steered: left";
+    let expected = "x steered: left";
     session
         .wait_for_event("the steer's words", |event| {
             event.is_of_run(&run, "text.delta") && event.data["text"] == "steered: left"
@@ -131,7 +131,7 @@ async fn a_steer_and_a_cancel_reach_a_turn_that_another_daemon_began() {
     daemon.restart().await;
     session.cancel().await;
     let ended = session.wait(&run).await;
-    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("cancelled"), &json!(said)));
+    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("cancelled"), &json!(expected)));
     journal_rules::check(&session.events().await);
 }
 
@@ -197,9 +197,12 @@ async fn stop_with_workers_ends_them_and_all_that_their_agents_started() {
     journal_rules::check(&busy.events().await);
 }
 
-/// Plays a script with a limit, kills the daemon once the first word is there, and starts another only when what the
-/// turn had started is dead: whoever stopped the turn was not the daemon.
-async fn trips_alone(limits: Value, over: Vec<Value>) -> (TestSession, TestDaemon, String, Value) {
+/// Runs a script with a limit, kills the daemon after the first text, and starts another only when the turn's processes
+/// are dead. So it was not the daemon that stopped the turn.
+async fn reach_limit_without_daemon(
+    limits: Value,
+    over: Vec<Value>,
+) -> (TestSession, TestDaemon, String, Value) {
     let mut daemon = TestDaemon::start().await;
     let mut settings = json!({ "agent": "script", "cancel_grace_s": 0.2 });
     settings.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
@@ -220,7 +223,8 @@ async fn trips_alone(limits: Value, over: Vec<Value>) -> (TestSession, TestDaemo
 
 #[tokio::test]
 async fn a_time_limit_holds_while_no_daemon_lives() {
-    let (session, _daemon, run, ended) = trips_alone(json!({ "run_timeout_s": 1.0 }), vec![]).await;
+    let (session, _daemon, run, ended) =
+        reach_limit_without_daemon(json!({ "run_timeout_s": 1.0 }), vec![]).await;
     assert_eq!(ended["finish_reason"], "timeout");
     let events = session.events().await;
     journal_rules::check(&events);
@@ -235,7 +239,7 @@ async fn a_time_limit_holds_while_no_daemon_lives() {
 #[tokio::test]
 async fn a_limit_on_turns_holds_while_no_daemon_lives() {
     let calls = vec![tool("Read", json!({}), "x"); 3];
-    let (session, _daemon, _, ended) = trips_alone(json!({ "max_turns": 2 }), calls).await;
+    let (session, _daemon, _, ended) = reach_limit_without_daemon(json!({ "max_turns": 2 }), calls).await;
     assert_eq!(ended["finish_reason"], "max_turns");
     assert_eq!(session.run_script(&[say("next")]).await["finish_reason"], "end_turn");
     journal_rules::check(&session.events().await);
@@ -244,7 +248,7 @@ async fn a_limit_on_turns_holds_while_no_daemon_lives() {
 #[tokio::test]
 async fn a_budget_holds_while_no_daemon_lives() {
     let (session, _daemon, _, ended) =
-        trips_alone(json!({ "budget_usd": 1.0 }), vec![cost(0.6), cost(0.6)]).await;
+        reach_limit_without_daemon(json!({ "budget_usd": 1.0 }), vec![cost(0.6), cost(0.6)]).await;
     assert_eq!(ended["finish_reason"], "budget_exceeded");
     assert_eq!(session.run_script(&[say("never")]).await["finish_reason"], "budget_exceeded");
     assert_eq!(session.show().await["usage"]["cost_usd"], 1.2);
@@ -253,7 +257,7 @@ async fn a_budget_holds_while_no_daemon_lives() {
     journal_rules::check(&session.events().await);
 }
 
-/// A run with a time limit that works past it only because nobody is there to see that it waits or has ended.
+/// A run that waits or has ended while no daemon runs, for longer than its time limit.
 async fn in_an_outage(limit_s: f64, script: &[Value]) -> (TestSession, TestDaemon, String) {
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "run_timeout_s": limit_s })).await;
@@ -291,7 +295,7 @@ async fn limits_that_were_raised_in_mid_turn_count_while_no_daemon_lives() {
     let run = session.prompt_script(&[say("begun "), sleep(3000), cost(2.0), say("done")]).await;
     session.wait_for_run_event(&run, "text.delta").await;
     session.patch(json!({ "run_timeout_s": 60.0, "budget_usd": 50.0 })).await;
-    // It goes to the worker after it is in the journal.
+    // The new limits go to the worker only after they are journalled.
     tokio::time::sleep(Duration::from_millis(200)).await;
     daemon.kill9().await;
     tokio::time::sleep(Duration::from_millis(3500)).await;
@@ -310,8 +314,8 @@ async fn a_model_that_was_changed_before_the_kill_is_the_next_run_s() {
     daemon.restart().await;
     session.steer("go").await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
-    let said = session.run_script(&[config()]).await;
-    assert!(said["text"].as_str().unwrap().contains("m2"), "{said}");
+    let ended = session.run_script(&[config()]).await;
+    assert!(ended["text"].as_str().unwrap().contains("m2"), "{ended}");
     journal_rules::check(&session.events().await);
 }
 

@@ -1,5 +1,5 @@
-//! A value of `env` is given to the agent and to nobody else: whatever way it comes back, it is not in the home, not in
-//! an event, not in a command line; a mark stands in its place.
+//! A value of `env` reaches only the agent. However the agent repeats it, it appears in no file of the home, no event
+//! and no command line; a placeholder replaces it.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 const CANARY: &str = "s3cr3t-c4n4ry-7f2e9a/+=";
 const MARK: &str = "[API_KEY redacted]";
 
-/// The prompt of these steps, in which the canary is spelled so that only who reads it as JSON finds it.
-fn spelled(script: &[Value]) -> String {
+/// The prompt for these steps, with the canary written as JSON escapes, so a plain text search does not find it.
+fn escaped_prompt(script: &[Value]) -> String {
     let hide = |word: &str| word.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>();
     let encoded = base64(CANARY.as_bytes());
     steps(script).replace(CANARY, &hide(CANARY)).replace(&encoded, &hide(&encoded))
 }
 
-fn holds(content: &[u8], word: &str) -> bool {
+fn contains_bytes(content: &[u8], word: &str) -> bool {
     content.windows(word.len()).any(|window| window == word.as_bytes())
 }
 
-/// Holds all that the daemon keeps, and every command line, to the promise.
+/// Checks that neither the daemon's files nor any command line contains the secret.
 #[track_caller]
-fn nothing_shows_it(daemon: &TestDaemon) {
+fn assert_not_leaked(daemon: &TestDaemon) {
     let encoded = base64(CANARY.as_bytes());
     for (path, content) in daemon.home.files() {
         let kept_apart = path.starts_with(daemon.home.path().join("secrets"));
@@ -30,8 +30,12 @@ fn nothing_shows_it(daemon: &TestDaemon) {
             assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
             continue;
         }
-        assert!(!holds(&content, CANARY), "{} holds it", path.display());
-        assert!(!holds(&content, encoded.trim_end_matches('=')), "{} holds it in base64", path.display());
+        assert!(!contains_bytes(&content, CANARY), "{} holds it", path.display());
+        assert!(
+            !contains_bytes(&content, encoded.trim_end_matches('=')),
+            "{} holds it in base64",
+            path.display()
+        );
     }
     for process in processes::all_processes() {
         assert!(!process.args.iter().any(|arg| arg.contains(CANARY)), "{process:?}");
@@ -69,9 +73,9 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
         question(&format!("is it {CANARY}?"), &["yes", "no"]),
         fail(CANARY),
     ];
-    let run = session.prompt(&spelled(&script)).await;
+    let run = session.prompt(&escaped_prompt(&script)).await;
     let ask = session.wait_for_ask(&run).await;
-    nothing_shows_it(&daemon);
+    assert_not_leaked(&daemon);
     let open = daemon.client().get(&format!("/v1/asks/{ask}")).await.expect(200);
     assert!(!open.to_string().contains(CANARY) && open["prompt"].as_str().unwrap().contains(MARK), "{open}");
     daemon.client().answer_ask(&ask, &json!({ "value": "yes" })).await.expect(200);
@@ -84,38 +88,45 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
     assert!(!events.contains(CANARY));
     assert!(session.events().await.iter().all(|event| !event.data.to_string().contains(CANARY)));
     assert_eq!(session.show().await["env"], json!(["API_KEY"]));
-    nothing_shows_it(&daemon);
+    assert_not_leaked(&daemon);
 
-    // The spool holds what no daemon has taken, and must not hold it either.
+    // The spool, which has updates that no daemon has taken, must not contain it either.
     let run = session
-        .prompt(&spelled(&[say("x "), sleep(300), say(head), say(tail), write("said", "x"), sleep_forever()]))
+        .prompt(&escaped_prompt(&[
+            say("x "),
+            sleep(300),
+            say(head),
+            say(tail),
+            write("said", "x"),
+            sleep_forever(),
+        ]))
         .await;
     session.wait_for_run_event(&run, "text.delta").await;
     daemon.kill9().await;
-    poll_until("its last word", async || daemon.home.project_dir().join("said").exists().then_some(())).await;
-    poll_until("its last word in the spool", async || {
+    poll_until("its last step", async || daemon.home.project_dir().join("said").exists().then_some(())).await;
+    poll_until("its last text in the spool", async || {
         daemon
             .home
             .files()
             .iter()
             .any(|(path, content)| {
-                path.components().any(|part| part.as_os_str() == "spool") && holds(content, MARK)
+                path.components().any(|part| part.as_os_str() == "spool") && contains_bytes(content, MARK)
             })
             .then_some(())
     })
     .await;
-    nothing_shows_it(&daemon);
+    assert_not_leaked(&daemon);
     daemon.start_again().await;
     session.cancel().await;
     assert_eq!(session.wait(&run).await["text"], format!("x {MARK}"));
-    nothing_shows_it(&daemon);
+    assert_not_leaked(&daemon);
 }
 
 #[tokio::test]
 async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "env": { "API_KEY": CANARY } })).await;
-    // The agent itself writes nothing there.
+    // The agent itself writes no file there.
     let run = session
         .prompt_script(&[
             spawn(&["sh", "-c", "echo \"the key is $API_KEY\" >/proc/$PPID/fd/2; touch told"]),
@@ -129,7 +140,7 @@ async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
     let ended = session.wait(&run).await;
     assert_eq!((&ended["finish_reason"], &ended["error"]["exit_status"]), (&json!("error"), &json!(7)));
     assert_eq!(ended["error"]["stderr"], json!([format!("the key is {MARK}")]), "{ended}");
-    nothing_shows_it(&daemon);
+    assert_not_leaked(&daemon);
 }
 
 #[tokio::test]

@@ -1,18 +1,18 @@
-//! How many agents may live, and how often one may crash: what finds no room waits its turn and says so; what crashes in
-//! a loop is not started for ever.
+//! Limits on the number of agents and on restarts: a run without a free slot is queued and says so, and an agent that
+//! crashes in a loop is not started forever.
 
 use qd_testkit::{TestDaemon, TestEvent, TestHome, TestSession, journal_rules, script::*};
 use serde_json::json;
 
-/// A daemon with room for two agents.
-async fn small() -> TestDaemon {
+/// A daemon with two agent slots.
+async fn daemon_with_two_slots() -> TestDaemon {
     let home = TestHome::new();
     home.configure("max_agents = 2\n");
     TestDaemon::start_in(home, |_| {}).await
 }
 
-/// A run that works until it is steered.
-async fn works(session: &TestSession) -> String {
+/// Starts a run that works until it is steered.
+async fn start_working(session: &TestSession) -> String {
     let run = session.prompt_script(&[say("at work "), await_steer(600_000)]).await;
     session.wait_for_run_event(&run, "text.delta").await;
     run
@@ -26,21 +26,21 @@ async fn is_queued_for_capacity(session: &TestSession, run: &str) {
 
 #[tokio::test]
 async fn the_third_of_two_agents_waits_and_starts_when_one_is_done() {
-    let daemon = small().await;
+    let daemon = daemon_with_two_slots().await;
     let (one, two, three) =
         (daemon.session("script").await, daemon.session("script").await, daemon.session("script").await);
-    let first = works(&one).await;
-    let second = works(&two).await;
+    let first = start_working(&one).await;
+    let second = start_working(&two).await;
     let third = three.prompt_script(&[say("at last")]).await;
     is_queued_for_capacity(&three, &third).await;
     assert!(three.show().await["busy"].as_bool().unwrap());
     one.steer("go").await;
     assert_eq!(one.wait(&first).await["finish_reason"], "end_turn");
-    assert_eq!(three.wait(&third).await["text"], "at last", "an idle agent gives way");
+    assert_eq!(three.wait(&third).await["text"], "at last", "an idle agent is stopped");
     assert_eq!(two.run(&second).await["state"], "running", "and a busy one does not");
     let queued = three.events_of(&third).await.iter().filter(|event| event.kind == "run.queued").count();
-    assert_eq!(queued, 1, "it is said once");
-    assert_eq!(one.run_script(&[say("back")]).await["text"], "back", "and whoever gave way comes back");
+    assert_eq!(queued, 1, "run.queued is written once");
+    assert_eq!(one.run_script(&[say("back")]).await["text"], "back", "and the stopped agent starts again");
     two.steer("go").await;
     assert_eq!(two.wait(&second).await["finish_reason"], "end_turn");
     for session in [&one, &two, &three] {
@@ -50,10 +50,10 @@ async fn the_third_of_two_agents_waits_and_starts_when_one_is_done() {
 
 #[tokio::test]
 async fn those_who_wait_start_in_order() {
-    let daemon = small().await;
+    let daemon = daemon_with_two_slots().await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
-    works(&one).await;
-    works(&two).await;
+    start_working(&one).await;
+    start_working(&two).await;
     let mut waiting = Vec::new();
     for _ in 0..4 {
         let session = daemon.session("script").await;
@@ -74,7 +74,7 @@ async fn those_who_wait_start_in_order() {
 
 #[tokio::test]
 async fn a_run_that_waits_for_a_person_does_not_count() {
-    let daemon = small().await;
+    let daemon = daemon_with_two_slots().await;
     let (asks, works_on, third, fourth) = (
         daemon.session("script").await,
         daemon.session("script").await,
@@ -83,12 +83,12 @@ async fn a_run_that_waits_for_a_person_does_not_count() {
     );
     let asking = asks.prompt_script(&[question("go on?", &[]), say(" done")]).await;
     let ask = asks.wait_for_ask(&asking).await;
-    works(&works_on).await;
-    let beside = works(&third).await;
+    start_working(&works_on).await;
+    let beside = start_working(&third).await;
     let over = fourth.prompt_script(&[say("last")]).await;
     is_queued_for_capacity(&fourth, &over).await;
     daemon.client().answer_ask(&ask, &json!({ "value": "yes" })).await.expect(200);
-    assert_eq!(asks.wait(&asking).await["text"], "yes done", "and goes on although there is no room");
+    assert_eq!(asks.wait(&asking).await["text"], "yes done", "and it continues although no slot is free");
     third.steer("go").await;
     assert_eq!(third.wait(&beside).await["finish_reason"], "end_turn");
     assert_eq!(fourth.wait(&over).await["text"], "last");
@@ -96,15 +96,15 @@ async fn a_run_that_waits_for_a_person_does_not_count() {
 
 #[tokio::test]
 async fn a_run_that_waits_for_room_can_be_cancelled_and_survives_a_kill() {
-    let mut daemon = small().await;
+    let mut daemon = daemon_with_two_slots().await;
     let (one, two, three, four) = (
         daemon.session("script").await,
         daemon.session("script").await,
         daemon.session("script").await,
         daemon.session("script").await,
     );
-    let first = works(&one).await;
-    works(&two).await;
+    let first = start_working(&one).await;
+    start_working(&two).await;
     let third = three.prompt_script(&[say("never")]).await;
     is_queued_for_capacity(&three, &third).await;
     let fourth = four.prompt_script(&[say("at last")]).await;
@@ -112,7 +112,7 @@ async fn a_run_that_waits_for_room_can_be_cancelled_and_survives_a_kill() {
     daemon.restart().await;
     three.cancel().await;
     assert_eq!(three.wait(&third).await["finish_reason"], "cancelled");
-    assert_eq!(four.run(&fourth).await["started_at"], json!(null), "two agents live, whoever counts them");
+    assert_eq!(four.run(&fourth).await["started_at"], json!(null), "two agents are alive");
     one.steer("go").await;
     assert_eq!(one.wait(&first).await["finish_reason"], "end_turn");
     assert_eq!(four.wait(&fourth).await["text"], "at last");
@@ -229,11 +229,11 @@ async fn without_memory_an_idle_agent_gives_way_and_a_prompt_is_answered_at_once
     home.configure("min_free_mb = 99999999\n");
     let daemon = TestDaemon::start_in(home, |_| {}).await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
-    let first = works(&one).await;
+    let first = start_working(&one).await;
     let second = two.prompt_script(&[say("at last")]).await;
     is_queued_for_capacity(&two, &second).await;
     one.steer("go").await;
-    assert_eq!(one.wait(&first).await["finish_reason"], "end_turn", "one agent may always live");
+    assert_eq!(one.wait(&first).await["finish_reason"], "end_turn", "one agent is always allowed");
     assert_eq!(two.wait(&second).await["text"], "at last");
     for session in [&one, &two] {
         journal_rules::check(&session.events().await);
@@ -246,7 +246,7 @@ async fn a_halt_over_those_who_wait_for_room_keeps_nobody_from_an_answer() {
     home.configure("max_agents = 1\n");
     let daemon = TestDaemon::start_in(home, |_| {}).await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
-    let first = works(&one).await;
+    let first = start_working(&one).await;
     let second = two.prompt_script(&[say("second")]).await;
     is_queued_for_capacity(&two, &second).await;
     daemon.qd(&["halt", "--cancel", "enough"]).await.ok();

@@ -1,5 +1,5 @@
-//! What lies in `workers/` is a hint and no truth: a stale record, a pid that is somebody else's by now, and a program
-//! that answers on a worker's socket without knowing its secret are never trusted.
+//! Records in `workers/` are only hints. A stale record, a pid that has been reused, and a program that answers on a
+//! worker's socket without knowing its secret are never trusted.
 
 use std::fs::File;
 use std::path::Path;
@@ -40,7 +40,7 @@ async fn a_record_that_names_somebody_else_does_them_no_harm() {
     let bystander = TestCommand::spawn(sleep);
     let bystander = (ObservedProcess::find(bystander.pid()).unwrap(), bystander);
     let dir = daemon.home.path().join("workers");
-    // One that no session knows, and the session's own, whose pid has been used again.
+    // A record that no session knows, and the session's own record with a reused pid.
     let known = worker_of(&session).await["id"].as_str().unwrap().to_owned();
     let worker = process_of(&session).await;
     daemon.kill9().await;
@@ -50,7 +50,7 @@ async fn a_record_that_names_somebody_else_does_them_no_harm() {
             .unwrap();
         File::create(dir.join(format!("{id}.lock"))).unwrap();
     }
-    // And one that somebody keeps locked who is neither the worker nor the one that the record names.
+    // And a record locked by a process that is neither the worker nor the process in the record.
     std::fs::write(dir.join("wrk_held.json"), record("wrk_held", &bystander.0, &dir.join("none.sock")))
         .unwrap();
     let held = File::create(dir.join("wrk_held.lock")).unwrap();
@@ -61,11 +61,11 @@ async fn a_record_that_names_somebody_else_does_them_no_harm() {
     assert_eq!(session.run_script(&[say("again")]).await["text"], "again");
     session.close().await;
     session.wait_for_event("its end", |event| event.kind == "session.closed").await;
-    assert!(bystander.0.is_alive(), "nobody was killed for a record's sake");
+    assert!(bystander.0.is_alive(), "no process was killed because of a record");
     journal_rules::check(&session.events().await);
 }
 
-/// Answers like a worker that has everything, and knows no secret.
+/// Answers like a worker, but does not know the secret.
 async fn impostor(socket: UnixListener, session: String, met: mpsc::Sender<()>) {
     while let Ok((stream, _)) = socket.accept().await {
         #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
@@ -83,23 +83,23 @@ async fn impostor(socket: UnixListener, session: String, met: mpsc::Sender<()>) 
             "seat": { "ready": { "steers": true } }, "last": taken + 2, "applied": 0, "pid": std::process::id(),
         }});
         let run = "stolen";
-        let said = json!({ "said": { "first": taken + 1, "ups": [
+        let updates = json!({ "said": { "first": taken + 1, "ups": [
             { "said": { "run": run, "what": { "text": { "text": "believe me" } } } },
             { "gone": "stopped" },
         ]}});
-        for frame in [lie, said] {
+        for frame in [lie, updates] {
             let _it_may_hang_up = peer.send(Message::text(frame.to_string())).await;
         }
-        let heard = tokio::time::timeout(std::time::Duration::from_secs(5), async {
+        let reading = tokio::time::timeout(std::time::Duration::from_secs(5), async {
             while let Some(Ok(frame)) = peer.next().await {
                 let text = frame.to_text().unwrap_or_default().to_owned();
                 assert!(
                     !text.contains("\"start\"") && !text.contains("\"do\""),
-                    "it is told something: {text}"
+                    "it was sent a command: {text}"
                 );
             }
         });
-        let _either_way = heard.await;
+        let _either_way = reading.await;
         if met.send(()).await.is_err() {
             return;
         }
@@ -121,7 +121,7 @@ async fn a_program_on_a_worker_s_socket_that_does_not_know_the_secret_is_not_bel
     let file = |end: &str| dir.join(format!("{id}.{end}"));
     std::fs::remove_file(file("sock")).unwrap();
     let socket = UnixListener::bind(file("sock")).unwrap();
-    // As long as somebody holds the lock, the worker may be alive for all that the daemon knows.
+    // As long as the lock is held, the daemon must assume that the worker is alive.
     let lock = File::create(file("lock")).unwrap();
     lock.lock().unwrap();
     let (met, mut meetings) = mpsc::channel(1);
@@ -130,7 +130,7 @@ async fn a_program_on_a_worker_s_socket_that_does_not_know_the_secret_is_not_bel
     for _ in 0..2 {
         qd_testkit::within("the daemon to try it", meetings.recv()).await.unwrap();
     }
-    assert_eq!(session.run(&run).await["state"], "running", "nothing that it said counts");
+    assert_eq!(session.run(&run).await["state"], "running", "its updates are ignored");
     let events = session.events().await;
     assert!(!events.iter().any(|event| event.data.to_string().contains("believe me")), "{events:#?}");
     impostor.abort();
@@ -173,15 +173,15 @@ async fn a_worker_tells_nobody_anything_who_does_not_know_its_secret() {
         for frame in frames {
             let _it_may_hang_up = peer.send(Message::text(frame.to_string())).await;
         }
-        let mut heard = String::new();
+        let mut received = String::new();
         while let Ok(Some(Ok(frame))) =
             tokio::time::timeout(std::time::Duration::from_millis(300), peer.next()).await
         {
-            heard.push_str(frame.to_text().unwrap_or_default());
+            received.push_str(frame.to_text().unwrap_or_default());
         }
-        assert!(!heard.contains("mine") && !heard.contains("said"), "{heard}");
+        assert!(!received.contains("mine") && !received.contains("said"), "{received}");
     }
-    assert_eq!(session.run(&run).await["state"], "running", "and nobody else is disturbed");
+    assert_eq!(session.run(&run).await["state"], "running", "and the run is not affected");
     session.cancel().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     journal_rules::check(&session.events().await);

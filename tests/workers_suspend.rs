@@ -1,17 +1,17 @@
-//! Section 8, its end: a run that suspends itself waits for the sessions that it started, costs nothing meanwhile, and
-//! is resumed once, with what became of them.
+//! A suspended run waits for the sessions that it started, needs no process meanwhile, and is resumed once with their
+//! results.
 
 use qd_testkit::{TestDaemon, TestHome, TestSession, journal_rules, script::*};
 use serde_json::json;
 
-/// A run that waits for a steer and then suspends itself, so that a test can give it children first.
+/// A run that waits for a steer and then suspends itself, so a test can create children first.
 async fn waits_to_suspend(session: &TestSession) -> String {
     let run = session.prompt_script(&[say("before "), await_steer(600_000), suspend(), say("after")]).await;
     session.wait_for_run_event(&run, "text.delta").await;
     run
 }
 
-/// Two children of a running run, each of which has a run that waits for a person.
+/// Two child sessions of a running run, each with a run that waits for a person.
 async fn children(session: &TestSession) -> Vec<(TestSession, String, String)> {
     let mut children = Vec::new();
     for _ in 0..2 {
@@ -113,7 +113,7 @@ async fn it_is_resumed_although_its_worker_dies_in_between() {
         qd_testkit::ObservedProcess::find(pid).unwrap().kill9().await;
         session.wait_for_event("its loss", |event| event.kind == "worker.exited").await;
     }
-    assert_eq!(session.run(&run).await["state"], "suspended", "it costs no process");
+    assert_eq!(session.run(&run).await["state"], "suspended", "it needs no process");
     for (_, _, ask) in &children {
         daemon.client().answer_ask(ask, &json!({ "value": "yes" })).await.expect(200);
     }
@@ -124,7 +124,7 @@ async fn it_is_resumed_although_its_worker_dies_in_between() {
 async fn a_run_with_nothing_to_wait_for_is_an_error() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    // A session that was below it before the run is none that the run started.
+    // A child session that existed before the run was not started by the run.
     session.create_child(json!({ "agent": "echo" })).await;
     let ended = session.run_script(&[say("x"), suspend()]).await;
     assert_eq!(ended["finish_reason"], "error");

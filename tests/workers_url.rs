@@ -1,5 +1,5 @@
-//! The agent `worker:URL`: somebody else's worker, here `qd worker` itself and the example in Python, driven by a session
-//! like any other agent.
+//! The agent `worker:URL`: a session drives an external worker like any other agent. The workers are `qd worker` and
+//! the Python example.
 
 use std::path::Path;
 
@@ -7,23 +7,23 @@ use qd_testkit::{TestCommand, TestDaemon, TestHome, TestSession, journal_rules, 
 use rustix::process::Signal;
 use serde_json::json;
 
-/// A worker of this agent, and what `--agent` takes for it.
+/// Starts a worker for this agent, and returns the agent name with which a session uses it.
 async fn worker(home: &TestHome, agent: &str) -> (TestCommand, String) {
     worker_on(home, agent, "127.0.0.1:0").await
 }
 
 async fn worker_on(home: &TestHome, agent: &str, address: &str) -> (TestCommand, String) {
     let mut running = home.start(&["worker", "--listen", address, "--agent", agent]);
-    let agent = where_it_listens(&mut running).await;
+    let agent = worker_agent_name(&mut running).await;
     (running, agent)
 }
 
-async fn where_it_listens(running: &mut TestCommand) -> String {
+async fn worker_agent_name(running: &mut TestCommand) -> String {
     running.wait_for_stdout("\n").await;
     format!("worker:{}", running.stdout_so_far().trim().strip_prefix("listening on ").expect("it says where"))
 }
 
-/// A session that is driven by a worker of `script`.
+/// A session whose agent is a worker with `script`.
 async fn scripted(daemon: &TestDaemon) -> (TestCommand, TestSession) {
     let (running, agent) = worker(&daemon.home, "script").await;
     let session = daemon.session(&agent).await;
@@ -84,7 +84,7 @@ async fn tools_plans_thoughts_and_usage_come_through() {
 async fn what_the_worker_wants_leave_for_is_an_ask_and_the_answer_reaches_it() {
     let daemon = TestDaemon::start().await;
     let (_worker, session) = scripted(&daemon).await;
-    for (decision, said) in [("allow_once", "allowed"), ("deny", "denied")] {
+    for (decision, expected) in [("allow_once", "allowed"), ("deny", "denied")] {
         let run = session.prompt_script(&[ask_bash("make clean"), say(" end")]).await;
         let ask = session.wait_for_ask(&run).await;
         let open = daemon.client().pending_asks().await;
@@ -96,7 +96,7 @@ async fn what_the_worker_wants_leave_for_is_an_ask_and_the_answer_reaches_it() {
         daemon.client().answer_ask(&ask, &json!({ "decision": decision })).await.expect(200);
         let ended = session.wait(&run).await;
         assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
-        assert!(ended["text"].as_str().unwrap().starts_with(said), "{ended}");
+        assert!(ended["text"].as_str().unwrap().starts_with(expected), "{ended}");
     }
     journal_rules::check(&session.events().await);
 }
@@ -263,11 +263,11 @@ async fn a_token_lets_the_session_in_and_is_never_shown() {
     let mut command = daemon.home.command(&["worker", "--listen", "127.0.0.1:0", "--agent", "echo"]);
     command.env("QD_WORKER_TOKEN", "t0ken-of-the-worker");
     let mut running = TestCommand::spawn(command);
-    let agent = where_it_listens(&mut running).await;
+    let agent = worker_agent_name(&mut running).await;
     let mut command = daemon.home.command(&["run", "--agent", &agent, "say t0ken-of-the-worker"]);
     command.env("WORKER_TOKEN", "t0ken-of-the-worker");
     let printed = TestCommand::spawn(command).wait().await.ok();
-    assert_eq!(printed.trim(), "say [WORKER_TOKEN redacted]", "what the shell has goes with it");
+    assert_eq!(printed.trim(), "say [WORKER_TOKEN redacted]", "variables of the shell are passed on");
     let session = daemon.session_with(json!({ "agent": agent, "restarts": 0 })).await;
     let ended = session.wait(&session.prompt("x").await).await;
     assert!(ended["error"]["message"].as_str().unwrap().contains("WORKER_TOKEN"), "{ended}");
@@ -282,8 +282,8 @@ async fn a_worker_can_be_described_by_a_manifest_and_stand_in_a_fleet() {
     let url = agent.trim_start_matches("worker:");
     let manifest = format!("[agent]\nname = 'far'\n[fast_path]\nworker_serve_at = '{url}'\n");
     std::fs::write(folder.join("far.toml"), manifest).unwrap();
-    let told = daemon.qd(&["agents"]).await.ok();
-    assert!(told.lines().any(|line| line.contains("far") && line.contains("worker")), "{told}");
+    let listed = daemon.qd(&["agents"]).await.ok();
+    assert!(listed.lines().any(|line| line.contains("far") && line.contains("worker")), "{listed}");
     let file = format!(
         "fleet:\n  task: hi\n  sessions:\n    a: {{ agent: far }}\n    b: {{ driver: \"{agent}\" }}\n  start: a\n  routes: [{{ when: a.done, route_to: b }}]\n"
     );
@@ -298,10 +298,10 @@ async fn the_example_in_python_is_driven_as_it_is() {
     let daemon = TestDaemon::start().await;
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/worker.py");
     let mut command = daemon.home.program("python3");
-    // `-B`: no compiled files among the examples.
+    // `-B`: do not write compiled files next to the examples.
     command.arg("-B").arg(example);
     let mut running = TestCommand::spawn(command);
-    let agent = where_it_listens(&mut running).await;
+    let agent = worker_agent_name(&mut running).await;
     let session = daemon.session(&agent).await;
     let ended = session.wait(&session.prompt("hello big world").await).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("HELLO BIG WORLD")));

@@ -1,6 +1,5 @@
-//! A daemon is replaced by one of another version while agents work. There is one version of the link so far, so what
-//! an older or newer end would say differently is put into its mouth on the way, by a go-between on the worker's
-//! socket; both ends are the real ones.
+//! A daemon is replaced by one of another version while agents work. There is only one version of the link so far, so a
+//! proxy on the worker's socket rewrites the frames as an older or newer peer would send them. Both peers are real.
 
 use std::path::{Path, PathBuf};
 
@@ -19,14 +18,14 @@ use crate::workers_loss::worker_of;
 const CHUNKS: u64 = 150;
 const PROTOCOL: (&str, &str) = ("sec-websocket-protocol", "quarterdeck.v1");
 
-/// What a go-between makes of the hellos that it carries.
+/// How the proxy rewrites the hello frames.
 #[derive(Debug, Clone, Copy)]
 struct VersionSkew {
     of_daemon: fn(&mut Value),
     of_worker: fn(&mut Value),
 }
 
-/// Stands on a worker's socket while it lives, and gives it back.
+/// A proxy in the place of a worker's socket, until [`WorkerSocketProxy::restore`].
 struct WorkerSocketProxy {
     socket: PathBuf,
     real: PathBuf,
@@ -34,27 +33,27 @@ struct WorkerSocketProxy {
 }
 
 impl WorkerSocketProxy {
-    fn stand(workers: &Path, id: &str, skew: VersionSkew) -> Self {
+    fn start(workers: &Path, id: &str, skew: VersionSkew) -> Self {
         let (socket, real) = (workers.join(format!("{id}.sock")), workers.join("real"));
         std::fs::rename(&socket, &real).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let target = real.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((daemon, _)) = listener.accept().await {
-                tokio::spawn(carry(daemon, target.clone(), skew));
+                tokio::spawn(forward(daemon, target.clone(), skew));
             }
         });
         Self { socket, real, accepting }
     }
 
-    fn leave(self) {
+    fn restore(self) {
         self.accepting.abort();
         std::fs::rename(&self.real, &self.socket).unwrap();
     }
 }
 
-/// Carries one connection, frame by frame.
-async fn carry(daemon: UnixStream, worker: PathBuf, skew: VersionSkew) {
+/// Forwards one connection frame by frame.
+async fn forward(daemon: UnixStream, worker: PathBuf, skew: VersionSkew) {
     #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
     let choose = |_: &Request, mut response: Response| {
         response.headers_mut().insert(PROTOCOL.0, PROTOCOL.1.parse().unwrap());
@@ -86,15 +85,15 @@ async fn carry(daemon: UnixStream, worker: PathBuf, skew: VersionSkew) {
     tokio::select! { _ = down => {}, _ = up => {} }
 }
 
-/// A hello as the other version would say it, with a frame behind it that this one never heard of.
+/// A hello as the other version would send it, followed by a frame that this version does not know.
 fn skewed(frame: Message, skew: fn(&mut Value)) -> Vec<Message> {
     let Message::Text(text) = &frame else { return vec![frame] };
-    let Ok(mut said) = serde_json::from_str::<Value>(text) else { return vec![frame] };
-    match said.get_mut("hello") {
+    let Ok(mut content) = serde_json::from_str::<Value>(text) else { return vec![frame] };
+    match content.get_mut("hello") {
         None => vec![frame],
         Some(hello) => {
             skew(hello);
-            [said, json!({ "weather": { "wind": "fair" } })]
+            [content, json!({ "weather": { "wind": "fair" } })]
                 .map(|frame| Message::text(frame.to_string()))
                 .into()
         }
@@ -105,7 +104,7 @@ async fn worker_id(session: &TestSession) -> String {
     worker_of(session).await["id"].as_str().unwrap().to_owned()
 }
 
-/// Lets three daemons see one turn: ours, one that is skewed, ours again.
+/// Runs one turn under three daemons: the current version, a skewed one, and the current version again.
 async fn nothing_is_lost_over(skew: VersionSkew) {
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
@@ -116,17 +115,17 @@ async fn nothing_is_lost_over(skew: VersionSkew) {
     let (id, workers) = (worker_id(&session).await, daemon.home.path().join("workers"));
     daemon.kill9().await;
 
-    let between = WorkerSocketProxy::stand(&workers, &id, skew);
+    let between = WorkerSocketProxy::start(&workers, &id, skew);
     daemon.start_again().await;
     session.wait_for_event("the skewed daemon", |event| event.kind == "worker.reattached").await;
-    let heard = session.events().await.last().unwrap().seq;
+    let last_seq = session.events().await.last().unwrap().seq;
     session
         .wait_for_event("words over the skewed link", |event| {
-            event.seq > heard && event.is_of_run(&run, "text.delta")
+            event.seq > last_seq && event.is_of_run(&run, "text.delta")
         })
         .await;
     daemon.kill9().await;
-    between.leave();
+    between.restore();
 
     daemon.start_again().await;
     let ask = session.wait_for_ask(&run).await;
@@ -137,7 +136,7 @@ async fn nothing_is_lost_over(skew: VersionSkew) {
     journal_rules::check(&events);
     assert_eq!(journal_rules::run_text(&events, &run), format!("{}allowed done", counted_text(CHUNKS)));
     assert_eq!(events.iter().filter(|event| event.kind == "worker.reattached").count(), 2);
-    assert_eq!(worker_id(&session).await, id, "it is the same worker still");
+    assert_eq!(worker_id(&session).await, id, "it is still the same worker");
 }
 
 #[tokio::test]
@@ -178,16 +177,16 @@ async fn versions_that_do_not_meet_say_so_and_the_turn_waits_for_one_that_does()
     let (id, workers) = (worker_id(&session).await, daemon.home.path().join("workers"));
     daemon.kill9().await;
     let of_daemon = |hello: &mut Value| hello["versions"] = json!({ "min": 8, "max": 9 });
-    let between = WorkerSocketProxy::stand(&workers, &id, VersionSkew { of_daemon, of_worker: |_| {} });
+    let between = WorkerSocketProxy::start(&workers, &id, VersionSkew { of_daemon, of_worker: |_| {} });
     daemon.start_again().await;
     let log = daemon.home.path().join("log/daemon.log");
     let complained = async || {
         std::fs::read_to_string(&log).is_ok_and(|log| log.contains("unsupported_version")).then_some(())
     };
     poll_until("a complaint", complained).await;
-    assert_eq!(session.run(&run).await["state"], "running", "what it has is not thrown away");
+    assert_eq!(session.run(&run).await["state"], "running", "its spool is not deleted");
     daemon.kill9().await;
-    between.leave();
+    between.restore();
     daemon.start_again().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
     assert_eq!(journal_rules::run_text(&session.events().await, &run), counted_text(40));

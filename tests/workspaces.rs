@@ -1,4 +1,4 @@
-//! Workspaces: one for each resolved path, forgotten only when nothing is live, made anew when added again.
+//! Workspaces: one per resolved path, removed only when nothing in it is live, created again when added again.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Sessions in git worktrees of their own: made when the agent is first started, whatever dies meanwhile, and never at the
-//! cost of anybody's work. What becomes of that work is in `worktrees_merge.rs`.
+//! Sessions in their own git worktrees: created when the agent first starts, whatever dies meanwhile, and without ever
+//! losing work. Merging and removal are in `worktrees_merge.rs`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::process::Command;
 use qd_testkit::{TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 
-/// Git in a directory, with nothing of the user's.
+/// Runs git in a directory, without the user's configuration.
 pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let mut command = Command::new("git");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GIT_")) {
@@ -25,7 +25,7 @@ pub(crate) fn commit(dir: &Path, file: &str, content: &str) {
     git(dir, &["commit", "-q", "-m", file]);
 }
 
-/// Makes the home's project a repository with one commit on `main`.
+/// Turns the home's project directory into a repository with one commit on `main`.
 pub(crate) fn repository(daemon: &TestDaemon) -> PathBuf {
     let repo = daemon.home.project_dir().canonicalize().unwrap();
     git(&repo, &["init", "-q", "-b", "main"]);
@@ -45,7 +45,7 @@ pub(crate) async fn path_of(session: &TestSession) -> PathBuf {
     PathBuf::from(session.show().await["worktree"].as_str().expect("it has a worktree"))
 }
 
-/// What its agent was told of where it works.
+/// The working directory that the session's agent reports.
 async fn directory(session: &TestSession) -> String {
     session.run_script(&[config()]).await["text"].as_str().unwrap().to_owned()
 }
@@ -56,7 +56,7 @@ async fn notices(session: &TestSession) -> Vec<String> {
     shown.map(|event| event.data["text"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Writes the project's file; trusted, if the daemon is to do as it says.
+/// Writes the project file, and trusts it if `trusted`.
 async fn project_file(daemon: &TestDaemon, repo: &Path, text: &str, trusted: bool) {
     std::fs::create_dir_all(repo.join(".quarterdeck")).unwrap();
     std::fs::write(repo.join(".quarterdeck/project.toml"), text).unwrap();
@@ -82,7 +82,7 @@ async fn a_session_works_in_a_worktree_of_its_own() {
     assert_eq!(git(&repo, &["status", "--porcelain"]), "", "the user's checkout is as it was");
     assert!(notices(&session).await[0].contains("from main"));
     journal_rules::check(&session.events().await);
-    // The list has it as the session has it.
+    // The list shows the same path as the session.
     let listed = session.client.get(&session.workspace_path("/sessions")).await.list();
     assert_eq!(listed[0]["worktree"], path.to_str().unwrap());
     assert_eq!(daemon.session("echo").await.show().await["worktree"], Value::Null);
@@ -96,8 +96,8 @@ async fn a_workspace_below_the_top_is_the_same_place_in_the_worktree() {
     let workspace = daemon.client().workspace(&repo.join("pkg/web")).await;
     let session = workspace.session_with(json!({ "agent": "script", "worktree": true })).await;
     let path = path_of(&session).await;
-    let told = directory(&session).await;
-    assert!(told.contains(path.join("pkg/web").to_str().unwrap()), "{told}");
+    let directory_text = directory(&session).await;
+    assert!(directory_text.contains(path.join("pkg/web").to_str().unwrap()), "{directory_text}");
 }
 
 #[tokio::test]
@@ -113,15 +113,15 @@ async fn outside_git_a_worktree_is_refused_and_no_repository_is_made() {
     assert!(message.contains("not in a git repository"), "{message}");
     let file = "fleet:\n  base_branch: main\n  task: x\n  sessions: { a: { agent: echo } }\n  start: a\n";
     workspace.try_fleet(file).await.expect_refusal(400, "unsupported_setting");
-    let said = daemon.qd(&["run", "--agent", "echo", "--worktree", "x"]).await;
-    assert_eq!(said.code, Some(1));
-    assert!(said.stderr.contains("not in a git repository"), "{}", said.stderr);
+    let output = daemon.qd(&["run", "--agent", "echo", "--worktree", "x"]).await;
+    assert_eq!(output.code, Some(1));
+    assert!(output.stderr.contains("not in a git repository"), "{}", output.stderr);
     assert!(!work.join(".git").exists());
     assert!(daemon.client().get("/v1/worktrees").await.list().is_empty());
-    // A repository without a commit has nothing to begin from.
+    // A repository without a commit has nothing to start from.
     git(&work, &["init", "-q"]);
     workspace.try_session(new).await.expect_refusal(400, "unsupported_setting");
-    // What works elsewhere has no use for one.
+    // A remote agent cannot use a worktree.
     let away = json!({ "agent": "a2a:http://127.0.0.1:9/x", "worktree": true });
     workspace.try_session(away).await.expect_refusal(400, "unsupported_setting");
 }
@@ -138,8 +138,8 @@ async fn work_is_there_after_every_crash() {
     daemon.start_again().await;
     let run = session.run_script(&[read("made.txt")]).await;
     assert_eq!(run["text"], "first", "{run}");
-    assert!(!path.join("later.txt").exists(), "it goes on from where it began");
-    // Also if somebody removed the directory: what was committed is on its branch.
+    assert!(!path.join("later.txt").exists(), "it still starts from the original commit");
+    // Also if the directory was removed: the commits are on its branch.
     commit(&path, "kept.txt", "kept");
     daemon.kill9().await;
     daemon.home.kill_workers();
@@ -204,7 +204,7 @@ async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
     assert_eq!(session.wait(&run).await["text"], "hello");
     assert_eq!(std::fs::read_to_string(&log).unwrap(), "begun\nbegun\ndone\n", "the first one was ended");
     assert!(notices(&session).await.iter().any(|text| text.contains("set-up") && text.contains("ready")));
-    // It is done once: the next agent finds it done.
+    // The set-up runs once: the next agent finds it done.
     daemon.kill9().await;
     daemon.home.kill_workers();
     daemon.start_again().await;
@@ -250,7 +250,7 @@ async fn a_set_up_that_fails_fails_the_start_with_its_words() {
         "{run}"
     );
     assert!(run["error"]["message"].as_str().unwrap().contains("no such registry"), "{run}");
-    // Mended and trusted again, the same session goes on.
+    // After the file is fixed and trusted again, the same session works.
     project_file(&daemon, &repo, "[worktree]\nsetup = ['echo better > set-up.txt']\n", true).await;
     assert_eq!(session.run_script(&[read("set-up.txt")]).await["text"], "better\n");
 }
@@ -272,7 +272,7 @@ async fn a_project_that_is_not_trusted_starts_nothing_and_brings_nothing() {
     session.run_script(&[say("x")]).await;
     assert!(path.join("ran.txt").exists());
     assert_eq!(std::fs::read_to_string(path.join(".env")).unwrap(), "KEY=1");
-    // Changed since, it does not count.
+    // After a change the file is not trusted any more.
     std::fs::write(repo.join(".quarterdeck/project.toml"), "[worktree]\nsetup = ['touch evil']\n").unwrap();
     let (session, path) = in_worktree(&daemon).await;
     session.run_script(&[say("x")]).await;
@@ -295,14 +295,14 @@ async fn what_git_says_is_told() {
     assert!(path.join("precious").exists());
     std::fs::remove_dir_all(&path).unwrap();
     assert_eq!(session.run_script(&[say("x")]).await["finish_reason"], "end_turn");
-    // A repository that is gone is no fault of ours.
+    // A repository that was moved away.
     let (session, _) = in_worktree(&daemon).await;
     std::fs::rename(repo.join(".git"), repo.join("moved")).unwrap();
     let run = session.run_script(&[say("x")]).await;
     assert!(run["error"]["message"].as_str().unwrap().contains("not in a git repository"), "{run}");
 }
 
-/// A fleet of two, whose members write the same file.
+/// A fleet file with two sessions that write the same file.
 fn file(task: &str, base: &str) -> String {
     format!(
         "fleet:\n  base_branch: {base}\n  task: {}\n  sessions:\n    one: {{ agent: script }}\n    two: {{ agent: script }}\n    \
@@ -333,7 +333,7 @@ async fn members_of_fleets_have_worktrees_from_their_base_branch_and_never_meet(
         assert_eq!(fleet.session("three").await.show().await["worktree"], Value::Null);
     }
     assert_eq!(paths.len(), 4);
-    // A later one begins where the branch is then, not where an earlier one was.
+    // A later fleet starts at the current commit of the branch, not at that of an earlier fleet.
     git(&repo, &["branch", "-f", "main", "other"]);
     let third = workspace.fleet(&file(&task, "main")).await;
     assert_eq!(third.wait_for_end().await["state"], "done");

@@ -1,4 +1,4 @@
-//! What becomes of the work in a worktree: shown, merged whole or not at all, and never removed while it is nowhere else.
+//! The work in a worktree is shown, merged completely or not at all, and never removed while it exists nowhere else.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ async fn listed(daemon: &TestDaemon, session: &TestSession) -> Value {
     all.into_iter().find(|one| one["session_id"] == session.id.as_str()).expect("it is listed")
 }
 
-async fn closed(session: &TestSession) {
+async fn close_and_wait(session: &TestSession) {
     session.close().await;
     session.wait_for_event("its end", |event| event.kind == "session.closed").await;
 }
@@ -63,14 +63,17 @@ async fn a_merge_commits_the_rest_and_moves_a_clean_checkout() {
     let (session, path) = in_worktree(&daemon).await;
     session.run_script(&[write("new.txt", "work\n")]).await;
     commit(&repo, "main.txt", "meanwhile\n");
-    let said = daemon.qd(&["merge", &session.id]).await.ok();
-    assert!(said.contains("committed what was not") && said.contains("merged into main"), "{said}");
+    let output = daemon.qd(&["merge", &session.id]).await.ok();
+    assert!(
+        output.contains("committed the uncommitted changes") && output.contains("merged into main"),
+        "{output}"
+    );
     assert_eq!(std::fs::read_to_string(repo.join("new.txt")).unwrap(), "work\n");
     assert_eq!(git(&repo, &["status", "--porcelain"]), "");
     assert_eq!(git(&repo, &["log", "-1", "--format=%an"]), "A Person");
     assert_eq!(listed(&daemon, &session).await["state"], "merged");
     assert!(!daemon.home.path().join("worktrees/scratch").join(&session.id).exists());
-    // The session goes on, and can be merged again, as one commit and into another branch.
+    // The session continues and can be merged again, as one commit and into another branch.
     session.run_script(&[write("more.txt", "more\n")]).await;
     git(&repo, &["branch", "release"]);
     let done = merge(&session, json!({ "into": "release", "squash": true })).await.expect(200);
@@ -94,10 +97,10 @@ async fn a_conflict_is_shown_and_nothing_is_half_done() {
     session.run_script(&[write("a.txt", &with_line(2, "MINE")), write("new.txt", "new\n")]).await;
     commit(&repo, "a.txt", &with_line(2, "YOURS"));
     let before = (state_of(&repo), state_of(&path));
-    let said = daemon.qd(&["merge", &session.id]).await;
-    assert_eq!(said.code, Some(1));
+    let output = daemon.qd(&["merge", &session.id]).await;
+    assert_eq!(output.code, Some(1));
     for words in ["a.txt", "MINE", "YOURS", "nothing was changed"] {
-        assert!(said.stderr.contains(words), "{words}: {}", said.stderr);
+        assert!(output.stderr.contains(words), "{words}: {}", output.stderr);
     }
     let error = merge(&session, json!({})).await.expect_refusal(409, "merge_conflict");
     assert_eq!(error["conflicts"][0]["path"], "a.txt");
@@ -166,7 +169,7 @@ async fn closing_and_purging_keep_work_and_only_what_is_merged_goes() {
         let one = listed(&daemon, session).await;
         assert_eq!((&one["state"], &one["session_state"]), (&json!(state), &json!("idle")), "{one}");
         assert!(one["size_bytes"].as_u64().unwrap() > 0);
-        closed(session).await;
+        close_and_wait(session).await;
     }
     let id = ahead.id.clone();
     ahead.client.delete(&ahead.path("?purge=true")).await.expect(200);
@@ -179,8 +182,8 @@ async fn closing_and_purging_keep_work_and_only_what_is_merged_goes() {
 
     let error = dirty.client.delete(&dirty.path("/worktree")).await.expect_refusal(409, "unmerged_work");
     assert_eq!(error["changed_files"], 1);
-    let said = daemon.qd(&["worktrees", "rm", &dirty.id]).await;
-    assert!(said.code == Some(1) && said.stderr.contains("--force"), "{}", said.stderr);
+    let output = daemon.qd(&["worktrees", "rm", &dirty.id]).await;
+    assert!(output.code == Some(1) && output.stderr.contains("--force"), "{}", output.stderr);
     let gone = daemon.qd(&["worktrees", "gc"]).await.ok();
     assert!(gone.contains(&merged.id) && gone.contains(&clean.id), "{gone}");
     assert!(dirty_path.join("dirty.txt").exists() && ahead_path.join("ahead.txt").exists());
@@ -188,7 +191,7 @@ async fn closing_and_purging_keep_work_and_only_what_is_merged_goes() {
     let branches = git(&repo, &["branch", "--list", "qd/*"]);
     assert!(!branches.contains(&merged.id) && branches.contains(&dirty.id) && branches.contains(&id));
 
-    // By force the files go, and commits stay on their branch; also of one whose session is forgotten.
+    // With --force the files are removed and commits stay on their branch, also for a purged session.
     daemon.qd(&["worktrees", "rm", "--force", &dirty.id, &id]).await.ok();
     assert!(!dirty_path.exists() && !ahead_path.exists());
     assert_eq!(git(&repo, &["show", &format!("qd/{id}:ahead.txt")]), "x");
@@ -210,7 +213,7 @@ async fn a_tear_down_comes_before_the_end_and_a_failing_one_stops_it() {
     daemon.client().post("/v1/trust", &trust).await.expect(200);
     let (session, path) = in_worktree(&daemon).await;
     session.run_script(&[say("x")]).await;
-    closed(&session).await;
+    close_and_wait(&session).await;
     session.client.delete(&session.path("/worktree")).await.expect_refusal(409, "git_refused");
     assert!(path.exists());
     write_file(&format!("echo $QD_SESSION > {}", log.display()));
@@ -241,7 +244,7 @@ async fn two_sessions_that_changed_the_same_lines_are_pointed_out_before_a_merge
     let merged = daemon.qd(&["merge", &one.id]).await;
     assert!(merged.stderr.contains(&two.id), "{}", merged.stderr);
     assert_eq!(merged.code, Some(0));
-    // The second meets a conflict, the third does not.
+    // The second merge has a conflict, the third does not.
     merge(&two, json!({})).await.expect_refusal(409, "merge_conflict");
     merge(&three, json!({})).await.expect(200);
 }
@@ -252,13 +255,13 @@ async fn a_merge_that_the_daemon_did_not_live_to_finish_can_be_asked_for_again()
     let repo = repository(&daemon);
     let (session, path) = in_worktree(&daemon).await;
     session.run_script(&[write("new.txt", "work\n")]).await;
-    // What a crash leaves: a scratch worktree with half a merge in it.
+    // What a crash can leave behind: a scratch worktree with an unfinished merge.
     let scratch = daemon.home.path().canonicalize().unwrap().join("worktrees/scratch").join(&session.id);
     git(&repo, &["worktree", "add", "-q", "--detach", scratch.to_str().unwrap(), "main"]);
     std::fs::write(scratch.join("half.txt"), "half").unwrap();
     daemon.restart().await;
     let all = daemon.client().get("/v1/worktrees").await.list();
-    assert_eq!(all.len(), 1, "a scratch worktree is nobody's");
+    assert_eq!(all.len(), 1, "a scratch worktree belongs to no session");
     merge(&session, json!({})).await.expect(200);
     assert!(!scratch.exists() && !repo.join("half.txt").exists());
     assert_eq!(std::fs::read_to_string(repo.join("new.txt")).unwrap(), "work\n");

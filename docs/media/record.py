@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes team.svg, terminals.svg and killed.svg, the pictures in the README: real terminals, a real daemon, real output.
+"""Makes team.svg, terminals.svg and killed.svg, the pictures in the README, from real terminals and a real daemon.
 
 Usage: docs/media/record.py PATH-OF-QD [NAME...]
 
-It starts shells in tmux, types what is below, waits until the screen shows the outcome, and draws what tmux then has on
-its screens, or one after the other what it had meanwhile. Nothing in the pictures is written by hand. Needs tmux, and
-nothing but Python's own library.
+It starts shells in tmux, types the commands below, waits until the screen shows the outcome, and draws the screens that
+tmux then shows. For an animation it draws every screen in between. Nothing in the pictures is written by hand. It needs
+tmux and Python's standard library.
 """
 
 import html
@@ -21,10 +21,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 COLUMNS = 92
 ROWS = 24
-# How long the last shot of a film stands, in seconds.
-LAST = 4
+# How long an animation shows its poster and its last shot, in seconds.
+POSTER, LAST = 2, 4
 
-# One cell of the picture, in pixels, and the space around and between.
+# Sizes in pixels: one character cell, the margin, and the title bar.
 CELL_W, CELL_H, PAD, BAR = 8.4, 19, 16, 30
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 PAPER, INK, FRAME = "#12161c", "#d7dde5", "#232a33"
@@ -53,7 +53,7 @@ class Terminal:
         return shown.stdout.rstrip("\n")
 
     def wait(self, pattern):
-        """A screen sends no event, so it is looked at until it shows what is waited for."""
+        """Polls the screen until it matches: a screen sends no event."""
         for _ in range(600):
             found = re.search(pattern, re.sub(r" +$", lambda s: s[0][:1], self.screen(), flags=re.M).rstrip("\n"), re.M)
             if found:
@@ -66,7 +66,7 @@ class Terminal:
 
 
 def answer(one, two):
-    """A permission is asked for in one terminal and given in the other."""
+    """One terminal asks for a permission, the other one gives it."""
     one.type("qd run --agent script --title tidy - < tidy.json")
     ask = one.wait(r"^ask (ask_\w+)")[1]
     two.type("qd ps")
@@ -81,7 +81,7 @@ def answer(one, two):
 
 
 def kill(one, two):
-    """The daemon is killed in the middle of a turn. The agent goes on, and so does the one who watches."""
+    """The daemon is killed in the middle of a turn. Agent and watcher continue."""
     one.type("qd run --agent script --title night - < night.json")
     one.wait(r"^Reading the tests")
     two.type("qd ps")
@@ -96,7 +96,7 @@ def kill(one, two):
 
 
 def team(one):
-    """A team at work, as it is seen by whoever started it: each screen that differs from the one before, with its time."""
+    """A team at work: each screen that differs from the one before, with its time."""
     one.type("qd up review.yaml")
     shots, begun = [], time.monotonic()
     while not shots or not re.search(r"^flt_\w+ done", one.screen(), re.M):
@@ -108,7 +108,7 @@ def team(one):
     return [*shots, (time.monotonic() - begun, one.lines()[:-1])]
 
 
-# What is typed, and what must be seen before the next line is, by the picture's name; and what it shows.
+# By the name of the picture: the function that types and waits, and the picture's title.
 SCENES = {
     "team": (team, "qd up shows a team of four agents at work"),
     "terminals": (answer, "qd run in one terminal waits for a permission that is given in another"),
@@ -117,8 +117,8 @@ SCENES = {
 
 
 def runs(line, style):
-    """A line of the screen, cut where its colours change: (column, text, style). A style goes on until it is changed,
-    also over the end of a line, so it is the caller's and is changed here."""
+    """Cuts a line of the screen where its colours change: (column, text, style). A style holds until it changes, also
+    across lines, so the caller owns it and this function updates it."""
     column, found = 0, []
     for text, codes in re.findall(r"([^\x1b]+)|\x1b\[([\d;]*)m", line):
         if text:
@@ -140,7 +140,7 @@ def runs(line, style):
 
 
 def window(title, lines, top):
-    """One terminal, and the height that it takes."""
+    """Draws one terminal. Also returns its height."""
     width = COLUMNS * CELL_W + 2 * PAD
     height = BAR + len(lines) * CELL_H + PAD
     drawn = [
@@ -185,8 +185,15 @@ def drawing(about, drawn, height):
     )
 
 
+def with_poster(shots):
+    """Begins an animation with its fullest shot, which is also what a viewer shows that does not animate."""
+    poster = max((lines for _, lines in shots[:-1]), key=lambda lines: len("".join(lines)))
+    return [(0, poster), *((begins + POSTER, lines) for begins, lines in shots)]
+
+
 def film(about, shots):
-    """One terminal, again and again: each shot until the next, the last for a while."""
+    """One terminal as an endless animation: each shot until the next one, the last one for a while."""
+    shots = with_poster(shots)
     whole = shots[-1][0] + LAST
     rows = max(len(lines) for _, lines in shots)
     drawn = []

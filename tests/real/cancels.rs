@@ -1,4 +1,4 @@
-//! Cancels: in the middle of words, of a tool and of an ask, and before the agent can know of its turn.
+//! Cancels: in the middle of text, during a tool call, with an open ask, and before the agent knows of its turn.
 
 use qd_testkit::model::sleeper_name;
 use qd_testkit::{RealAgent, poll_until, processes};
@@ -6,30 +6,30 @@ use serde_json::json;
 
 use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
 
-/// How often a cancel at once is tried.
+/// How often an immediate cancel is tried.
 const TRIES: usize = 20;
 
 pub(super) async fn scene(cli: RealAgent) {
-    let stage = RealAgentTest::new(cli).await;
-    let session = stage.session(json!({})).await;
-    let work = stage.daemon.home.project_dir();
+    let test = RealAgentTest::new(cli).await;
+    let session = test.session(json!({})).await;
+    let work = test.daemon.home.project_dir();
     assert_ended(&say(&session, "hello").await, "end_turn");
 
-    // In the middle of words.
+    // In the middle of text.
     let run = session.prompt("SLOW:60 words").await;
     session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
     session.cancel().await;
     assert_ended(&ended(&session, &run).await, "cancelled");
-    assert!(!stage.asked_for("SLOW:60 words").is_empty());
-    stage.was_dropped("SLOW:60 words").await;
+    assert!(!test.requests_with("SLOW:60 words").is_empty());
+    test.check_dropped("SLOW:60 words").await;
 
-    // In a tool.
+    // During a tool call.
     let run = session.prompt("TOOL:sleep:500").await;
     let sleeps = || {
         let name = sleeper_name("500");
         processes::all_processes().into_iter().find(|one| one.args.first().is_some_and(|arg| *arg == name))
     };
-    // Some ask before they sleep and some do not.
+    // Some agents ask for permission before they run the tool.
     let mut opened = session.stream("&after=0").await;
     let asleep = async {
         poll_until("the tool", async || sleeps()).await;
@@ -45,12 +45,12 @@ pub(super) async fn scene(cli: RealAgent) {
     session.cancel().await;
     let run = ended(&session, &run).await;
     assert_ended(&run, "cancelled");
-    assert!(!tool.is_alive(), "nothing of the turn is left");
+    assert!(!tool.is_alive(), "no process of the turn is left");
     let finished = session.events().await;
     let finished = finished.iter().rev().find(|event| event.kind == "run.finished").unwrap();
     assert_eq!(finished.data["processes"]["survivors"], 0);
 
-    // With an ask open.
+    // With an open ask.
     let file = work.join("never.txt");
     let run = session.prompt(&format!("TOOL:run:echo never > {}", file.display())).await;
     let ask = permission(&session, &run).await;
@@ -59,7 +59,7 @@ pub(super) async fn scene(cli: RealAgent) {
     let path = format!("/v1/asks/{}", ask["id"].as_str().unwrap());
     assert_eq!(session.client.get(&path).await.expect(200)["state"], "withdrawn");
 
-    // A cancel that hits nothing poisons nothing.
+    // A cancel that hits nothing does not affect the next run.
     assert_eq!(session.cancel().await["idle"], true);
     let after = say(&session, "after all that").await;
     assert_ended(&after, "end_turn");
@@ -68,16 +68,16 @@ pub(super) async fn scene(cli: RealAgent) {
 }
 
 pub(super) async fn at_once(cli: RealAgent) {
-    let stage = RealAgentTest::new(cli).await;
-    let session = stage.session(json!({})).await;
+    let test = RealAgentTest::new(cli).await;
+    let session = test.session(json!({})).await;
     assert_ended(&say(&session, "hello").await, "end_turn");
     for n in 0..TRIES {
         let words = format!("SLOW:60 try-{n}-");
         let run = session.prompt(&words).await;
         session.cancel().await;
         assert_ended(&ended(&session, &run).await, "cancelled");
-        stage.was_dropped(&words).await;
-        // Each answer is the one to its own prompt.
+        test.check_dropped(&words).await;
+        // Each answer belongs to its own prompt.
         let next = say(&session, &format!("next-{n}-")).await;
         assert_ended(&next, "end_turn");
         let text = next["text"].as_str().unwrap();
@@ -85,10 +85,10 @@ pub(super) async fn at_once(cli: RealAgent) {
     }
     let events = session.events().await;
     let started = events.iter().filter(|event| event.kind == "worker.started").count();
-    // One of them no longer listens once it has missed a cancel, and is killed when its grace is over.
+    // Copilot stops responding once it has missed a cancel, and is killed after the grace period.
     assert!(
         started == 1 || cli == RealAgent::Copilot,
         "no cancel cost the agent its life: {}",
-        super::tell(&events)
+        super::describe_events(&events)
     );
 }

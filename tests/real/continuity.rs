@@ -1,4 +1,4 @@
-//! Steers, and what outlives what: the agent its daemon, the conversation its agent.
+//! Steers, and what survives: the agent survives its daemon, the conversation survives its agent.
 
 use qd_testkit::RealAgent;
 use serde_json::json;
@@ -7,23 +7,22 @@ use super::{RealAgentTest, assert_ended, ended, say};
 use crate::workers_loss::process_of;
 
 pub(super) async fn scene(cli: RealAgent) {
-    let mut stage = RealAgentTest::new(cli).await;
-    let session = stage.session(json!({ "policy": "allow" })).await;
+    let mut test = RealAgentTest::new(cli).await;
+    let session = test.session(json!({ "policy": "allow" })).await;
     assert_ended(&say(&session, "first of all").await, "end_turn");
     let conversation = session.show().await["agent_session_id"].clone();
 
     let run = session.prompt("TOOL:sleep:3").await;
     session.wait_for_run_event(&run, "tool.started").await;
-    if stage.can("steers") {
+    if test.can("steers") {
         session.steer("and-turn-left").await;
         let steered = ended(&session, &run).await;
         assert_ended(&steered, "end_turn");
         let events = session.events().await;
         let taken = events.iter().any(|event| event.kind == "steer.taken");
         let missed = events.iter().any(|event| event.kind == "steer.missed");
-        assert!(taken != missed, "it is one of the two: {}", super::tell(&events));
-        stage
-            .model
+        assert!(taken != missed, "it is one of the two: {}", super::describe_events(&events));
+        test.model
             .wait_for("the steer", |seen| seen.texts.iter().any(|text| text.contains("and-turn-left")))
             .await;
     } else {
@@ -31,11 +30,11 @@ pub(super) async fn scene(cli: RealAgent) {
         assert_ended(&ended(&session, &run).await, "end_turn");
     }
 
-    // The daemon dies in the middle of words, and none is lost or doubled.
+    // The daemon dies in the middle of text, and none of it is lost or doubled.
     let run = session.prompt("SLOW:4 through-it-all").await;
     session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
-    stage.daemon.restart().await;
-    let session = session.with_client(stage.daemon.client());
+    test.daemon.restart().await;
+    let session = session.with_client(test.daemon.client());
     let through = ended(&session, &run).await;
     assert_ended(&through, "end_turn");
     let text = through["text"].as_str().unwrap();
@@ -43,12 +42,12 @@ pub(super) async fn scene(cli: RealAgent) {
     let wanted: Vec<String> = (0..words.len()).map(|n| format!("tok{n}")).collect();
     assert!(words == wanted && words.len() > 10 && text.contains("SLOWEND"), "{through:#}");
 
-    // The worker dies in the middle of words; the conversation goes on.
+    // The worker dies in the middle of text, and the conversation is resumed.
     let run = session.prompt("SLOW:60 cut-short").await;
     session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
     process_of(&session).await.kill9().await;
     assert_ended(&ended(&session, &run).await, "interrupted");
-    stage.was_dropped("SLOW:60 cut-short").await;
+    test.check_dropped("SLOW:60 cut-short").await;
     let recall = say(&session, "RECALL").await;
     assert_ended(&recall, "end_turn");
     assert!(recall["text"].as_str().unwrap().contains("first of all"), "it remembers: {recall:#}");

@@ -1,4 +1,4 @@
-//! Words, memory, permissions, questions, failures.
+//! Answers, memory, permissions, questions and failures.
 
 use qd_testkit::{RealAgent, poll_until};
 use serde_json::json;
@@ -6,16 +6,16 @@ use serde_json::json;
 use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
 
 pub(super) async fn scene(cli: RealAgent) {
-    let stage = RealAgentTest::new(cli).await;
-    let session = stage.session(json!({})).await;
-    let work = stage.daemon.home.project_dir();
+    let test = RealAgentTest::new(cli).await;
+    let session = test.session(json!({})).await;
+    let work = test.daemon.home.project_dir();
 
     let hello = say(&session, "hello").await;
     assert_ended(&hello, "end_turn");
     let text = hello["text"].as_str().unwrap();
     assert!(text.starts_with("ECHO[hello]"), "{hello:#}");
     assert_eq!(text.matches("ECHO[hello]").count(), 1, "once: {text}");
-    if stage.about["cost"] != "nothing" {
+    if test.about["cost"] != "nothing" {
         assert!(hello["usage"]["input_tokens"].as_u64().unwrap() >= 100, "{hello:#}");
     }
     assert!(session.show().await["agent_session_id"].is_string());
@@ -33,11 +33,11 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&ended(&session, &run).await, "end_turn");
     assert_eq!(std::fs::read_to_string(&made).unwrap(), "made\n");
     let events = session.events_of(&run).await;
-    assert!(events.iter().any(|event| event.kind == "tool.started"), "{}", super::tell(&events));
-    assert!(events.iter().any(|event| event.kind == "tool.finished"), "{}", super::tell(&events));
-    assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::tell(&events));
+    assert!(events.iter().any(|event| event.kind == "tool.started"), "{}", super::describe_events(&events));
+    assert!(events.iter().any(|event| event.kind == "tool.finished"), "{}", super::describe_events(&events));
+    assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::describe_events(&events));
 
-    // Denied, with a reason that reaches the model.
+    // Denied, and the reason reaches the model.
     let denied = work.join("denied.txt");
     let run = session.prompt(&format!("TOOL:run:echo no > {}", denied.display())).await;
     let ask = permission(&session, &run).await;
@@ -46,14 +46,14 @@ pub(super) async fn scene(cli: RealAgent) {
     let after = say(&session, "after").await;
     assert_ended(&after, "end_turn");
     assert!(!denied.exists());
-    let told = say(&session, "RECALL").await;
-    let said: String = session.events().await.iter().map(|event| event.data.to_string()).collect();
-    let reached = said.contains("last=") && session_heard(&stage, "not-on-a-monday")
-        || told["text"].as_str().unwrap().contains("not-on-a-monday")
-        || model_was_told(&session.events_of(&run).await);
-    assert!(reached, "the reason is told: {told:#}");
+    let recalled = say(&session, "RECALL").await;
+    let journal: String = session.events().await.iter().map(|event| event.data.to_string()).collect();
+    let reached = journal.contains("last=") && model_received(&test, "not-on-a-monday")
+        || recalled["text"].as_str().unwrap().contains("not-on-a-monday")
+        || model_repeated_reason(&session.events_of(&run).await);
+    assert!(reached, "the reason reaches the model: {recalled:#}");
 
-    if stage.can("questions") {
+    if test.can("questions") {
         let run = session.prompt("TOOL:ask").await;
         let ask = session.wait_for_run_event(&run, "ask.opened").await.data;
         assert_eq!(ask["kind"], "question", "{ask}");
@@ -61,7 +61,7 @@ pub(super) async fn scene(cli: RealAgent) {
         answer(&session, &ask, json!({ "value": "Blue" })).await;
         let asked = ended(&session, &run).await;
         assert_ended(&asked, "end_turn");
-        assert!(asked["text"].as_str().unwrap().contains("Blue"), "the model hears the answer: {asked:#}");
+        assert!(asked["text"].as_str().unwrap().contains("Blue"), "the model gets the answer: {asked:#}");
     }
 
     let failed = say(&session, "ERR:400").await;
@@ -71,25 +71,25 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&again, "end_turn");
     assert!(again["text"].as_str().unwrap().contains("ECHO[well again]"), "{again:#}");
 
-    let phoned = stage.model.proxied_hosts();
+    let phoned = test.model.proxied_hosts();
     let harmless = |host: &String| cli == RealAgent::Opencode && host.contains("npm");
-    assert!(phoned.iter().all(harmless), "nobody else is called: {phoned:?}");
+    assert!(phoned.iter().all(harmless), "no other server is called: {phoned:?}");
     session.close().await;
-    poll_until("the agent to be gone", async || stage.daemon.home.agent_processes().is_empty().then_some(()))
+    poll_until("the agent to be gone", async || test.daemon.home.agent_processes().is_empty().then_some(()))
         .await;
 }
 
-/// Whether the model was told something by the user, on the way or with a later prompt.
-fn session_heard(stage: &RealAgentTest, words: &str) -> bool {
-    stage.model.turns().iter().any(|seen| seen.texts.iter().any(|text| text.contains(words)))
+/// Whether any request to the model contained these words.
+fn model_received(test: &RealAgentTest, words: &str) -> bool {
+    test.model.turns().iter().any(|seen| seen.texts.iter().any(|text| text.contains(words)))
 }
 
-/// Whether it was told as the result of a tool, which it repeats.
-fn model_was_told(events: &[qd_testkit::TestEvent]) -> bool {
-    let said: String = events
+/// Whether the model got the reason as the result of a tool, which it repeats.
+fn model_repeated_reason(events: &[qd_testkit::TestEvent]) -> bool {
+    let text: String = events
         .iter()
         .filter(|event| event.kind == "text.delta")
         .filter_map(|event| event.data["text"].as_str().map(str::to_owned))
         .collect();
-    said.contains("not-on-a-monday")
+    text.contains("not-on-a-monday")
 }

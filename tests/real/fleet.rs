@@ -1,10 +1,10 @@
-//! A fleet of real agents: one plans, two work on a part each in worktrees of their own, and one reviews.
+//! A fleet of real agents: one plans, two work on a part each in their own worktrees, and one reviews.
 
 use qd_testkit::real_agents::isolated_environment;
 use qd_testkit::{FakeModel, RealAgent, TestDaemon, TestFleet, TestHome};
 use serde_json::json;
 
-/// What a developer is told has the model write a file; what the others are told, the model repeats.
+/// The developers' prompts make the model write a file; the prompts of the others are repeated by the model.
 const FILE: &str = r#"
 fleet:
   task: Two files.
@@ -46,11 +46,14 @@ pub(super) async fn scene() {
     let fleet = TestFleet { client: workspace.client.clone(), workspace: workspace.id.clone(), id };
     let ended = fleet.wait_for_end().await;
     assert_eq!(ended["state"], "done", "{ended:#}");
-    assert!(ended["result"].as_str().unwrap().contains("Both are there."), "the reviewer's word: {ended:#}");
+    assert!(
+        ended["result"].as_str().unwrap().contains("Both are there."),
+        "the reviewer's answer: {ended:#}"
+    );
     for (name, file) in [("dev1", "one.txt"), ("dev2", "two.txt")] {
         let session = fleet.session(name).await;
         assert_eq!(fleet.prompts_of(name).await, [format!("TOOL:write:{file}")]);
-        assert!(!daemon.home.project_dir().join(file).exists(), "the user's checkout is the user's");
+        assert!(!daemon.home.project_dir().join(file).exists(), "the user's checkout is unchanged");
         let diff = daemon.qd(&["diff", &session.id]).await.ok();
         assert!(diff.contains(file) && diff.contains("+hi"), "{diff}");
         daemon.qd(&["merge", &session.id]).await.ok();

@@ -1,30 +1,30 @@
-//! Trees: a real agent uses the server that it was given to start another, awaits it, and asks a person.
+//! Session trees: a real agent uses the MCP server to start another agent, waits for it, and asks a person.
 
 use qd_testkit::mcp::session_token;
 use qd_testkit::{RealAgent, processes};
 use serde_json::json;
 
-use super::{RealAgentTest, answer, assert_ended, ended, say, tell};
+use super::{RealAgentTest, answer, assert_ended, describe_events, ended, say};
 
 pub(super) async fn scene(cli: RealAgent) {
-    let stage = RealAgentTest::new(cli).await;
+    let test = RealAgentTest::new(cli).await;
     let rules = json!([{ "tool": "mcp__quarterdeck__*", "decision": "allow", "risk": "high" }]);
-    let session = stage.session(json!({ "policy": rules })).await;
+    let session = test.session(json!({ "policy": rules })).await;
     let wanted = json!({ "agent": "echo", "prompt": "from above", "title": "below", "wait": true });
     let run = session.prompt(&format!("TOOL:mcp:spawn_agent {wanted}")).await;
     let spawned = ended(&session, &run).await;
     assert_ended(&spawned, "end_turn");
     let events = session.events_of(&run).await;
-    let told = events.iter().find(|event| event.kind == "tool.finished").unwrap_or_else(|| {
-        panic!("it used no tool: {spawned:#}\n{}", tell(&events));
+    let finished = events.iter().find(|event| event.kind == "tool.finished").unwrap_or_else(|| {
+        panic!("it used no tool: {spawned:#}\n{}", describe_events(&events));
     });
-    assert!(told.data.to_string().contains("echo: from above"), "{}", told.data);
-    let sessions = stage.daemon.client().get("/v1/sessions").await.list();
+    assert!(finished.data.to_string().contains("echo: from above"), "{}", finished.data);
+    let sessions = test.daemon.client().get("/v1/sessions").await.list();
     let child = sessions.iter().find(|one| one["title"] == "below").unwrap();
     assert_eq!(child["parent"], session.id);
 
-    // Its token is on nobody's command line.
-    let secret = session_token(&stage.daemon.home, &session.id);
+    // The session's token is on no command line.
+    let secret = session_token(&test.daemon.home, &session.id);
     let secret = secret.split_once('.').unwrap().1;
     for process in processes::all_processes() {
         let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();

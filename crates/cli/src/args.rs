@@ -1,5 +1,5 @@
-//! The command line: every verb, its flags and its help. Parsing ends here; a verb gets values that are right by
-//! themselves and asks the daemon about the rest.
+//! The command line: every verb, its flags and its help text. Values are validated here as far as that is possible
+//! without a daemon; verbs ask the daemon about the rest.
 
 use std::path::PathBuf;
 
@@ -8,105 +8,111 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
-/// Runs, watches, steers and recovers fleets of AI coding agents.
+/// Run, watch, steer and recover fleets of AI coding agents.
 #[derive(Debug, Parser)]
 #[command(name = "qd", version, propagate_version = true)]
 #[command(after_help = "Examples:
-  qd run 'explain this repository'      start a conversation and see the answer
-  qd run --detach 'fix the tests'       leave it to itself; `qd ps`, `qd attach ID` find it again
-  qd asks                               what agents wait for
-Ids may be shortened, or be a title. Exit codes: 0 well, 1 failed, 2 wrong usage, 3 not found,
-4 no daemon, 124 timed out, 130 cancelled.")]
+  qd run 'explain this repository'      start a session and watch it answer
+  qd run --detach 'fix the tests'       start it in the background; see `qd ps` and `qd attach`
+  qd asks                               list what agents need your approval or answer for
+  qd up fleet.yaml                      start a team of agents
+
+Wherever a command takes an id, the first characters of the id or the session's title work too.
+The daemon starts by itself when it is needed; `qd stop` stops it.
+
+Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 daemon unreachable, 124 timeout, 130 cancelled.")]
 pub(crate) struct CommandLine {
-    /// What holds for every verb.
     #[command(flatten)]
     pub(crate) global: GlobalArgs,
-    /// What to do.
     #[command(subcommand)]
     pub(crate) verb: CliVerb,
 }
 
-/// What holds for every verb.
+/// Flags that every verb accepts.
 #[derive(Debug, Args)]
 pub(crate) struct GlobalArgs {
-    /// Print JSON: one value, or one per line for streams
-    #[arg(long, global = true)]
+    /// Print JSON: a single value, or one value per line for streams
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
-    /// The daemon: unix:PATH, http://HOST:PORT or https://HOST:PORT [default: $QD_HOST, else the home's socket]
-    #[arg(long, global = true, value_name = "HOST")]
+    /// Daemon to talk to: unix:PATH or http[s]://HOST:PORT [default: $QD_HOST, else the home's socket]
+    #[arg(long, global = true, value_name = "HOST", help_heading = "Global options")]
     pub(crate) host: Option<DaemonHost>,
-    /// Where the daemon keeps everything [default: $QD_HOME, else quarterdeck in the XDG data directory]
-    #[arg(long, global = true, value_name = "DIR")]
+    /// Directory with the daemon's data [default: $QD_HOME, else ~/.local/share/quarterdeck]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
     pub(crate) home: Option<PathBuf>,
 }
 
-/// What to do.
+/// The verbs. Their doc comments are what `qd --help` prints.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliVerb {
-    /// Give an agent a prompt and show its answer as it comes
+    /// Start an agent on a prompt and show what it does
     #[command(after_help = "Examples:
   qd run 'why does the build fail?'
   git diff | qd run --agent claude -
   qd run --detach --title nightly --policy allow 'update the dependencies'
-Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
+
+Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without waiting.")]
     Run(RunArgs),
-    /// List sessions
+    /// List sessions, or fleets with --fleet
     #[command(after_help = "Examples:
   qd ps
   qd ps -a --json | jq '.[].id'
-  qd ps --fleet                         the fleets
-  qd ps --fleet flt_4k                  the sessions of one")]
+  qd ps --fleet                         list fleets
+  qd ps --fleet flt_4k                  list the sessions of one fleet")]
     Ps {
-        /// The closed ones too
+        /// Include closed sessions
         #[arg(short, long)]
         all: bool,
-        /// The fleets, or the sessions of one
+        /// List fleets, or with an id the sessions of that fleet
         #[arg(long, value_name = "FLEET", num_args = 0..=1, default_missing_value = "")]
         fleet: Option<String>,
-        /// Each session below the one that started it, with what it and all below it cost
+        /// Show sessions as a tree below the session that started them, with the cost of each subtree
         #[arg(long, conflicts_with = "fleet")]
         tree: bool,
     },
-    /// Start a fleet from its file and watch it to its end
+    /// Start a fleet from a file and watch it until it ends
     #[command(after_help = "Examples:
   qd up fleet.yaml
   qd up fleet.yaml --task 'port the parser' --detach
-  qd up fleet.yaml --plan               show who would do what, and start nothing
-Exit codes: 0 if every session that ran ended well or its failure was routed on, 1 if not, 130 if cancelled.
-Ctrl-C cancels the fleet and waits for its end; a second one leaves it alone.")]
+  qd up fleet.yaml --plan               show who would do what without starting anything
+
+Exit code: 0 if every session succeeded or a route handled its failure, 1 if not, 130 if the fleet was cancelled.
+Ctrl-C cancels the fleet and waits for it to end. A second Ctrl-C exits without waiting.")]
     Up(UpArgs),
     /// Cancel fleets
     #[command(after_help = "Examples:
   qd down flt_4k")]
     Down {
-        /// Fleets
+        /// Fleet ids
         #[arg(required = true, value_name = "FLEET")]
         ids: Vec<String>,
     },
-    /// Show what happened in a session, go on live, and talk to it
+    /// Show a session so far, follow it live and talk to it
     #[command(after_help = "Examples:
   qd attach ses_4k
   echo 'and now the tests' | qd attach nightly
-  qd attach --raw ses_4k                the screen of its terminal, and its keys
-A line is sent as a prompt, or answers the ask that is open. /steer TEXT, /cancel, /detach, /help.
-With --raw, every key goes to the program; Ctrl-] leaves, and the session goes on.")]
+  qd attach --raw ses_4k                use the agent's own terminal interface
+
+A line that you type is sent as a prompt, or as the answer if the agent is asking something.
+Commands: /steer TEXT, /cancel, /detach, /help.
+With --raw, every key goes to the agent's program. Ctrl-] detaches; the session keeps running.")]
     Attach {
-        /// The session
+        /// Session id or title
         id: String,
-        /// Show the screen of its terminal and take keys, for an agent that has one; Ctrl-] leaves
+        /// Show the agent's terminal screen and send it your keys (terminal agents only); Ctrl-] detaches
         #[arg(long, conflicts_with = "json")]
         raw: bool,
     },
-    /// Give a session one more prompt, without waiting for the answer
+    /// Send a prompt to a session without waiting for the answer
     #[command(after_help = "Examples:
   qd send nightly 'then open a pull request'
   qd send nightly --steer 'skip the slow tests'")]
     Send {
-        /// The session
+        /// Session id or title
         id: String,
         /// The prompt; `-` reads it from stdin
         text: String,
-        /// Tell it to the run that is active now
+        /// Pass the text to the run in progress instead of queueing a new run
         #[arg(long)]
         steer: bool,
     },
@@ -115,26 +121,27 @@ With --raw, every key goes to the program; Ctrl-] leaves, and the session goes o
   qd logs nightly
   qd logs -f --json run_7x | jq .kind")]
     Logs {
-        /// Go on with whatever happens
+        /// Keep printing as new events arrive
         #[arg(short, long)]
         follow: bool,
-        /// The session or run
+        /// Session id, session title or run id
         id: String,
     },
-    /// Wait until sessions or runs have nothing more to do
+    /// Wait until sessions or runs are finished
     #[command(after_help = "Examples:
   qd wait nightly && make release
   qd wait --timeout 600 ses_4k ses_9b
-The exit code is the greatest of those of the runs that were waited for.")]
+
+If several runs were waited for, the exit code is the highest of theirs.")]
     Wait {
         /// Sessions or runs
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// Give up after so many seconds, with exit code 124
-        #[arg(long, value_name = "S", value_parser = seconds)]
+        /// Stop waiting after this many seconds, with exit code 124
+        #[arg(long, value_name = "SECONDS", value_parser = seconds)]
         timeout: Option<f64>,
     },
-    /// Cancel everything a session has to do, or one run
+    /// Cancel a session's current and queued runs, or a single run
     #[command(after_help = "Examples:
   qd cancel nightly
   qd cancel run_7x run_8a")]
@@ -143,7 +150,7 @@ The exit code is the greatest of those of the runs that were waited for.")]
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
     },
-    /// Close sessions
+    /// Close sessions, so they accept no more prompts
     #[command(after_help = "Examples:
   qd rm nightly
   qd rm --purge ses_4k")]
@@ -151,164 +158,161 @@ The exit code is the greatest of those of the runs that were waited for.")]
         /// Sessions
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// Delete their events as well
+        /// Also delete their events from the journal; this cannot be undone
         #[arg(long)]
         purge: bool,
     },
-    /// Show what a session changed in its worktree, committed or not
+    /// Show the changes in a session's worktree, committed or not
     #[command(after_help = "Examples:
   qd diff nightly
   qd diff --stat ses_4k
   qd diff ses_4k | git apply --check")]
     Diff {
-        /// The session
+        /// Session id or title
         id: String,
-        /// Only the files, with numbers of lines
+        /// Show only the changed files with their line counts
         #[arg(long)]
         stat: bool,
     },
-    /// Merge what a session did in its worktree into a branch
+    /// Merge a session's worktree into a branch
     #[command(after_help = "Examples:
-  qd merge nightly                      into the branch that it began from
+  qd merge nightly                      into the branch that the worktree was created from
   qd merge ses_4k --into release --squash
-What the session had not committed is committed first. On a conflict the places are shown and nothing is changed.
-A checkout of the branch is moved along, and only if everything in it is committed.")]
+
+Uncommitted changes in the worktree are committed first. On a conflict, the conflicts are shown and nothing changes.
+If the target branch is checked out somewhere, that checkout is updated too; it must have no uncommitted changes.")]
     Merge {
-        /// The session
+        /// Session id or title
         id: String,
-        /// The branch [default: the one that the worktree began from]
+        /// Branch to merge into [default: the branch that the worktree was created from]
         #[arg(long, value_name = "BRANCH")]
         into: Option<String>,
-        /// Make one commit of all of it
+        /// Squash everything into one commit
         #[arg(long)]
         squash: bool,
     },
-    /// List the worktrees of sessions, and remove those that are merged
+    /// List the worktrees of sessions, or remove them
     #[command(after_help = "Examples:
   qd worktrees
   qd worktrees rm ses_4k
-  qd worktrees gc                       all of closed sessions that hold nothing unmerged")]
+  qd worktrees gc                       remove worktrees of closed sessions that are fully merged")]
     Worktrees {
-        /// What else to do
         #[command(subcommand)]
         verb: Option<WorktreesVerb>,
     },
-    /// List what agents wait for
+    /// List agents' open permission requests and questions
     #[command(after_help = "Examples:
   qd asks
   qd asks -f --json")]
     Asks {
-        /// Go on with new ones
+        /// Keep printing new ones as they arrive
         #[arg(short, long)]
         follow: bool,
     },
-    /// List the mail of a session or of all, or send some
+    /// List messages to sessions, or send one
     #[command(
         args_conflicts_with_subcommands = true,
         after_help = "Examples:
-  qd mail                               everything that was sent, and where it stands
+  qd mail                               list all messages and their state
   qd mail nightly --state waiting
   qd mail -f --json
   qd mail send nightly 'the build is green again'
   qd mail send nightly --steer 'skip the slow tests'"
     )]
     Mail {
-        /// The session
+        /// Only messages to this session (id or title)
         session: Option<String>,
-        /// Only what stands so
+        /// Only messages in this state
         #[arg(long, value_name = "STATE", conflicts_with = "follow",
             value_parser = ["waiting", "delivering", "claimed", "delivered", "acknowledged", "quarantined"])]
         state: Option<String>,
-        /// Show what becomes of mail from now on
+        /// Print messages and their deliveries as they happen from now on
         #[arg(short, long)]
         follow: bool,
-        /// What else to do
         #[command(subcommand)]
         verb: Option<MailVerb>,
     },
-    /// Let an agent do what it asks for
+    /// Approve an agent's permission request
     #[command(after_help = "Example:
   qd allow ask_3f")]
     Allow {
-        /// The ask
+        /// Id of the ask, as `qd asks` lists it
         ask: String,
-        /// This tool for the rest of the session (never where the risk is high)
+        /// Allow this tool for the rest of the session; high-risk actions still need your approval
         #[arg(long)]
         always: bool,
     },
-    /// Refuse what an agent asks for
+    /// Deny an agent's permission request
     #[command(after_help = "Example:
   qd deny ask_3f use the staging server")]
     Deny {
-        /// The ask
+        /// Id of the ask, as `qd asks` lists it
         ask: String,
-        /// What the agent is told
+        /// Reason, passed on to the agent
         reason: Vec<String>,
     },
     /// Answer an agent's question
     #[command(after_help = "Example:
   qd answer ask_3f 'the second one'")]
     Answer {
-        /// The ask
+        /// Id of the ask, as `qd asks` lists it
         ask: String,
-        /// The answer
+        /// Your answer
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
-    /// Try rules on what agents have asked for so far
+    /// Test permission policies against past requests
     Policy {
-        /// What to do with them
         #[command(subcommand)]
         verb: PolicyVerb,
     },
-    /// Let nothing start any more, in any workspace
+    /// Stop new runs from starting, in all workspaces
     #[command(after_help = "Examples:
   qd halt
   qd halt --cancel the bill is too high")]
     Halt {
-        /// Cancel what is running too
+        /// Also cancel the runs in progress
         #[arg(long)]
         cancel: bool,
-        /// Why
+        /// Reason, recorded with the halt
         reason: Vec<String>,
     },
-    /// Let things start again
+    /// Lift the halt: queued runs start again
     Unhalt,
-    /// Lets a project's own agents, and what it does in worktrees, count as they are now
+    /// Trust a project's agents and hooks at their current content
     Trust {
-        /// The project's directory
+        /// Project directory; without one, trusted projects are listed
         dir: Option<PathBuf>,
-        /// Trust it no longer
+        /// Withdraw the trust
         #[arg(long, requires = "dir")]
         no: bool,
     },
-    /// List known agents and whether they can start here
+    /// List known agents and whether they are installed
     Agents,
-    /// List live workers, and say who may join from other machines
+    /// List running workers, or manage the machines that may join
     #[command(after_help = "Examples:
   qd workers
-  qd workers machines                  those that have joined
-  qd workers token --name laptop       print the line with which another machine joins
+  qd workers machines                  list joined machines
+  qd workers token --name laptop       print the command with which another machine joins
   qd workers revoke laptop")]
     Workers {
-        /// What else to do
         #[command(subcommand)]
         verb: Option<WorkersVerb>,
     },
-    /// Serve an agent to any parent, or work for a daemon
+    /// Serve an agent over WebSocket, or run agents for a daemon on another machine
     #[command(
         args_conflicts_with_subcommands = true,
-        override_usage = "qd worker --listen ADDR --agent A [OPTIONS]\n       qd worker join URL --token T --label L [OPTIONS]",
+        override_usage = "qd worker --listen ADDR --agent AGENT [OPTIONS]
+       qd worker join URL --token TOKEN --label LABEL [OPTIONS]",
         after_help = "Examples:
   qd worker --listen 127.0.0.1:7778 --agent script
   qd worker --listen 127.0.0.1:0 --agent echo --serve one --accept-timeout-s 10
-Where other machines reach it, it needs --token and --tls-cert with --tls-key."
+
+An address that other machines can reach needs --token, --tls-cert and --tls-key."
     )]
     Worker {
-        /// Serve an agent
         #[command(flatten)]
         serve: Option<worker::WorkerArgs>,
-        /// Work for a daemon
         #[command(subcommand)]
         verb: Option<WorkerVerb>,
     },
@@ -318,47 +322,47 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
   qd serve --listen unix:/run/user/1000/qd.sock --listen 127.0.0.1:7777
   qd serve --listen 0.0.0.0:7777 --tls self --allow-host build.example")]
     Serve(ServeArgs),
-    /// End the daemon and wait until it is gone
+    /// Stop the daemon; running agents keep working
     Stop {
-        /// End the workers, and so the agents, as well
+        /// Also stop the workers and their agents
         #[arg(long)]
         workers: bool,
     },
-    /// Show which settings count, and from where
+    /// Show the effective settings and where each comes from
     Config,
-    /// Show what the home holds and free what is old
+    /// Show disk usage and delete old closed sessions
     #[command(after_help = "Examples:
   qd gc
   qd gc --older-than 7 --yes")]
     Gc {
-        /// Sessions that have been closed for so many days
+        /// Delete sessions that have been closed for this many days
         #[arg(long, value_name = "DAYS", default_value_t = 30)]
         older_than: u32,
-        /// Do it, instead of only saying what it would free
+        /// Actually delete; without it, only show what would be deleted
         #[arg(long)]
         yes: bool,
     },
-    /// Check the installation and say what to do
+    /// Check the installation and suggest fixes
     Doctor {
-        /// Make the lists anew from the events (the daemon must be stopped)
+        /// Rebuild the lists of sessions, runs and asks from the journal; stop the daemon first
         #[arg(long)]
         rebuild: bool,
     },
-    /// Serve tools for agents on stdio, by the Model Context Protocol
+    /// Serve Quarterdeck's tools as an MCP server on stdio
     #[command(
-        after_help = "An agent that Quarterdeck starts is given this server by itself. In an editor, name `qd` as \
-the command and `mcp` as its argument; see docs/mcp.md."
+        after_help = "Agents that Quarterdeck starts get this server automatically. To use it from an editor, \
+configure an MCP server with the command `qd` and the argument `mcp`; see docs/mcp.md."
     )]
     Mcp {
-        /// The project directory of the agents that are started [default: the current one]
+        /// Project directory for agents started through the tools [default: the current directory]
         #[arg(short = 'C', value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// Print completions for a shell
+    /// Print a shell completion script
     #[command(after_help = "Example:
   qd completions bash > ~/.local/share/bash-completion/completions/qd")]
     Completions {
-        /// The shell
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
 }
@@ -366,25 +370,26 @@ the command and `mcp` as its argument; see docs/mcp.md."
 /// `qd policy`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyVerb {
-    /// Say what would change if this policy had been there
+    /// Show what would change if a policy had been in effect
     #[command(after_help = "Examples:
   qd policy test rules.json
   qd policy test allow --session nightly
   qd policy test rules.json --limit 200 --json | jq '.trials[] | select(.against_person)'
-A policy is ask, allow, deny or rules, as `qd run --policy` takes it:
+
+A policy is `ask`, `allow`, `deny` or a list of rules, as for `qd run --policy`:
   [{\"tool\": \"Bash\", \"match\": \"git status*\", \"decision\": \"allow\"}]
-Nothing is decided again, and no session's policy changes. Exit code 2: the policy cannot be used.")]
+This is a dry run: no past decision and no session's policy changes. Exit code 2: the policy is not valid.")]
     Test {
-        /// The policy: a file of JSON, or what else --policy takes
+        /// JSON file with rules, or anything else that --policy accepts
         #[arg(value_name = "FILE")]
         policy: String,
-        /// Only what this session asked for
+        /// Only requests of this session
         #[arg(long, value_name = "ID")]
         session: Option<String>,
-        /// Only what was asked for in this project directory
+        /// Only requests from this project directory
         #[arg(long, value_name = "DIR")]
         workspace: Option<PathBuf>,
-        /// The newest so many, up to 1000
+        /// Only the newest N requests, up to 1000
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: Option<u32>,
     },
@@ -393,38 +398,38 @@ Nothing is decided again, and no session's policy changes. Exit code 2: the poli
 /// `qd worktrees`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorktreesVerb {
-    /// Remove worktrees of closed sessions; asks about one that holds work, or refuses where nobody can be asked
+    /// Remove the worktrees of closed sessions, asking first if one has unmerged work
     Rm {
-        /// Sessions that they were made for
+        /// Sessions whose worktrees to remove
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// Remove them with work that is not merged; what is committed stays on its branch
+        /// Remove them even with unmerged work; commits stay on their branch, uncommitted changes are lost
         #[arg(long)]
         force: bool,
     },
-    /// Remove every worktree of a closed session in which everything is committed and merged
+    /// Remove all worktrees of closed sessions that are fully committed and merged
     Gc,
 }
 
 /// `qd mail`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MailVerb {
-    /// Send a message to a session: a prompt if it is idle, else after its turn
+    /// Send a message: an idle session starts on it at once, a busy one after its turn
     Send {
-        /// The session
+        /// Session id or title
         id: String,
         /// The message; `-` reads it from stdin
         text: String,
-        /// Tell it to the turn that is running, if there is one that can be steered
+        /// Deliver it into the running turn if the agent can be steered
         #[arg(long, conflicts_with = "hold")]
         steer: bool,
-        /// Let it wait in the mailbox until somebody claims it
+        /// Keep it in the mailbox until it is claimed
         #[arg(long)]
         hold: bool,
-        /// What it is meant as [default: task, or reply with --reply-to]
+        /// Kind of message [default: task, or reply with --reply-to]
         #[arg(long, value_name = "KIND", value_parser = ["task", "ask", "handoff", "reply"])]
         kind: Option<String>,
-        /// The message that it answers
+        /// Id of the message that this one answers
         #[arg(long, value_name = "MAIL")]
         reply_to: Option<String>,
     },
@@ -435,17 +440,17 @@ pub(crate) enum MailVerb {
 pub(crate) enum WorkersVerb {
     /// List the machines that have joined
     Machines,
-    /// Make a worker token and print the line with which another machine joins
+    /// Create a worker token and print the command with which another machine joins
     Token {
-        /// A name for people; the line that is printed gives it to the machine as its label
-        #[arg(long, value_name = "N")]
+        /// Name for the token; the printed command also uses it as the machine's label
+        #[arg(long, value_name = "NAME")]
         name: Option<String>,
     },
-    /// List worker tokens; the tokens themselves are not shown again
+    /// List worker tokens by id and name; the secrets are never shown again
     Tokens,
-    /// Revoke a worker token and cut off whoever joined with it
+    /// Revoke a worker token and disconnect the machines that joined with it
     Revoke {
-        /// The token's id, the beginning of it, or its name
+        /// Id of the token, its first characters, or its name
         id: String,
     },
 }
@@ -453,51 +458,52 @@ pub(crate) enum WorkersVerb {
 /// `qd worker`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkerVerb {
-    /// Hold agents on this machine for a daemon on another
+    /// Join a daemon on another machine and run agents for it here
     #[command(after_help = "Example:
   qd worker join https://deck.example:7777 --token qdw_… --fingerprint AB:CD:… --label gpu
-Sessions whose agent is NAME@LABEL then run here: in the same path if it is here, else below --root.
-It stays, dials again when the connection breaks, and ends its agents on Ctrl-C.")]
+
+Sessions whose agent is NAME@LABEL then run on this machine: in the same directory if it exists, else below --root.
+The worker reconnects when the connection breaks. Ctrl-C stops it and its agents.")]
     Join(JoinArgs),
 }
 
 /// `qd worker join`.
 #[derive(Debug, Args)]
 pub(crate) struct JoinArgs {
-    /// The daemon, as `qd workers token` printed it: https://HOST:PORT, or http:// on this machine
+    /// Address of the daemon: https://HOST:PORT, or http:// for a daemon on this machine
     pub(crate) url: String,
-    /// The worker token
-    #[arg(long, value_name = "T", env = "QD_WORKER_TOKEN", hide_env_values = true)]
+    /// Worker token from `qd workers token`
+    #[arg(long, value_name = "TOKEN", env = "QD_WORKER_TOKEN", hide_env_values = true)]
     pub(crate) token: String,
-    /// What sessions can choose this machine by; may be given several times
-    #[arg(long, value_name = "L")]
+    /// Label by which sessions choose this machine (AGENT@LABEL); repeatable
+    #[arg(long, value_name = "LABEL")]
     pub(crate) label: Vec<String>,
-    /// Where to work for sessions whose directory is not here
+    /// Directory for sessions whose project directory does not exist here
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
-    /// The one certificate to accept, as `qd serve --tls self` printed it
+    /// Accept only the certificate with this fingerprint, as `qd serve --tls self` prints it
     #[arg(long, value_name = "SHA256")]
     pub(crate) fingerprint: Option<String>,
-    /// An agent to offer; may be given several times [default: all that can start here]
-    #[arg(long, value_name = "A")]
+    /// Agent to offer; repeatable [default: all agents installed here]
+    #[arg(long, value_name = "AGENT")]
     pub(crate) agent: Vec<String>,
 }
 
 /// `qd up`.
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
-    /// The fleet's file; `-` reads it from stdin
+    /// Fleet file (YAML); `-` reads it from stdin
     pub(crate) file: PathBuf,
-    /// What to do, instead of the file's own task
-    #[arg(long, value_name = "T")]
+    /// Task for the fleet, overriding the one in the file
+    #[arg(long, value_name = "TASK")]
     pub(crate) task: Option<String>,
-    /// Leave it to itself and print its id
+    /// Start the fleet in the background and print its id
     #[arg(long, conflicts_with = "plan")]
     pub(crate) detach: bool,
-    /// Show who would do what, and start nothing
+    /// Show who would do what without starting anything
     #[arg(long)]
     pub(crate) plan: bool,
-    /// The project directory [default: the current one]
+    /// Project directory [default: the current directory]
     #[arg(short = 'C', value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -505,81 +511,81 @@ pub(crate) struct UpArgs {
 /// `qd run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The agent [default: the configured one, else the only one found, else echo]
-    #[arg(long, short, value_name = "A", conflicts_with = "session")]
+    /// Agent to run [default: the configured one, else the only one installed, else echo]
+    #[arg(long, short, value_name = "AGENT", conflicts_with = "session")]
     pub(crate) agent: Option<String>,
-    /// Print the session's id and leave it to itself
+    /// Start in the background and print the session's id
     #[arg(long, short)]
     pub(crate) detach: bool,
-    /// The project directory [default: the current one]
+    /// Project directory [default: the current directory]
     #[arg(short = 'C', value_name = "DIR", conflicts_with = "session")]
     pub(crate) dir: Option<PathBuf>,
-    /// Which model, in the agent's words
-    #[arg(long, value_name = "M", conflicts_with = "session")]
+    /// Model to use, as the agent names it
+    #[arg(long, value_name = "MODEL", conflicts_with = "session")]
     pub(crate) model: Option<String>,
-    /// A name for people
-    #[arg(long, value_name = "T", conflicts_with = "session")]
+    /// Title for the session; other commands accept it in place of the id
+    #[arg(long, value_name = "TITLE", conflicts_with = "session")]
     pub(crate) title: Option<String>,
-    /// Go on with this session instead of a new one
+    /// Continue this session instead of starting a new one
     #[arg(long, value_name = "ID")]
     pub(crate) session: Option<String>,
-    /// ask, allow, deny, or rules: JSON or a file of it
-    #[arg(long, value_name = "P", conflicts_with = "session")]
+    /// Permission policy: ask, allow, deny, or rules as JSON or as a JSON file
+    #[arg(long, value_name = "POLICY", conflicts_with = "session")]
     pub(crate) policy: Option<String>,
-    /// Work in a git worktree of its own, on a branch of its own
+    /// Work in a new git worktree on a new branch, apart from your checkout
     #[arg(long, conflicts_with = "session")]
     pub(crate) worktree: bool,
-    /// What to do when the agent asks
-    #[arg(long, value_enum, default_value_t = OnAskAction::Wait)]
+    /// What to do when the agent asks for permission or has a question
+    #[arg(long, value_enum, value_name = "ACTION", default_value_t = OnAskAction::Wait)]
     pub(crate) on_ask: OnAskAction,
-    /// Cancel the run after so many seconds, with exit code 124
-    #[arg(long, value_name = "S", value_parser = seconds)]
+    /// Cancel the run after this many seconds, with exit code 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<f64>,
     /// The prompt; `-` reads it from stdin
     #[arg(allow_hyphen_values = true)]
     pub(crate) prompt: String,
 }
 
-/// What `qd run` does when its agent asks.
+/// What `qd run` does when its agent opens an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnAskAction {
-    /// Wait for an answer from here or elsewhere
+    /// Wait for an answer, from this terminal or any other
     Wait,
-    /// Deny it at once and go on
+    /// Deny permission requests and let the agent continue; cancel the run on a question
     Deny,
-    /// Cancel the run and fail
+    /// Cancel the run and exit with 1
     Fail,
 }
 
 /// `qd serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: unix:PATH or HOST:PORT, port 0 for any free one [default: the home's socket]
+    /// Address to listen on: unix:PATH or HOST:PORT (port 0: any free port); repeatable [default: the home's socket]
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Vec<String>,
-    /// A name that clients may have in their Host header
+    /// Host name that clients may use in their Host header; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
-    /// `self`: make a certificate and print its fingerprint
+    /// `self`: create a self-signed certificate and print its fingerprint
     #[arg(long, value_name = "HOW", value_parser = ["self"], conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) tls: Option<String>,
-    /// The certificate, as PEM
+    /// TLS certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its key, as PEM
+    /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Leave the caller's terminal; set by `qd` itself when it starts a daemon
+    /// Detach from the caller's terminal; `qd` passes this when it starts a daemon
     #[arg(long, hide = true)]
     pub(crate) background: bool,
 }
 
-/// A time that can be waited for. More than a year is taken for a slip of the pen.
+/// Parses a duration in seconds. More than a year is rejected as a typo.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     const YEAR: f64 = 366.0 * 86_400.0;
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= YEAR => Ok(seconds),
-        _ => Err("a number of seconds above 0, such as 90 or 0.5".to_owned()),
+        _ => Err("expected a number of seconds above 0, such as 90 or 0.5".to_owned()),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The one way to call the daemon: HTTP/1.1 over a unix socket, TCP or TLS. It knows paths only as text and answers
-//! only as JSON; what they mean is the verbs' business.
+//! The HTTP client for the daemon: HTTP/1.1 over a unix socket, TCP or TLS. Paths are plain text and responses plain
+//! JSON here; the verbs know what they mean.
 
 mod connection;
 pub(crate) mod host;
@@ -28,18 +28,19 @@ use crate::failure::{CliFailure, DaemonRefusal, Result, format_error_chain};
 use connection::DaemonHttpConnection;
 use host::DaemonHost;
 
-/// How often a request is sent when its connection breaks. Each is safe to repeat: a POST bears an `Idempotency-Key`.
+/// How often a request is sent when its connection breaks. Every request is safe to repeat: a POST carries an
+/// `Idempotency-Key`.
 const MAX_ATTEMPTS: u32 = 5;
-/// Before the second try; doubled before each one after it.
+/// Delay before the second attempt; doubled before each further one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// How long a daemon that was stopped on purpose may stay away: whoever restarts it needs less.
+/// How long to wait for a daemon that was stopped on purpose. A restart takes less.
 pub(crate) const MAX_DOWNTIME: Duration = Duration::from_secs(30);
-/// Between two looks whether it is back.
+/// Between two probes for a stopped daemon.
 const PROBE_INTERVAL: Duration = Duration::from_millis(200);
-/// The longest list that is asked for at once.
+/// Items per page of a list.
 const PAGE_SIZE: usize = qd_protocol::limits::PAGE_MAX;
 
-/// Calls one daemon. Clones share their connection.
+/// An HTTP client of one daemon. Clones share their connection.
 #[derive(Debug, Clone)]
 pub(crate) struct DaemonClient {
     shared: Arc<DaemonClientState>,
@@ -49,16 +50,16 @@ pub(crate) struct DaemonClient {
 struct DaemonClientState {
     host: DaemonHost,
     token: Option<String>,
-    /// A connection that nobody uses right now, so that a verb of two requests connects once.
+    /// The open connection while no request uses it, so a verb with several requests connects once.
     idle: Mutex<Option<DaemonHttpConnection>>,
-    /// What takes the daemon's place if it dies; none where it is not ours to start.
+    /// Starts a new daemon if this one dies. `None` if the host was given explicitly.
     restarter: Option<DaemonRestarter>,
 }
 
-/// A connection that is no longer HTTP.
+/// A WebSocket on a connection upgraded from HTTP.
 pub(crate) type DaemonWebSocket = Socket<TokioIo<Upgraded>>;
 
-/// An answer with its body, whatever its status.
+/// A response of any status with its body.
 #[derive(Debug)]
 struct DaemonResponse {
     status: u16,
@@ -67,40 +68,39 @@ struct DaemonResponse {
 }
 
 impl DaemonClient {
-    /// For this daemon; nothing is sent yet.
+    /// Creates a client without connecting.
     pub(crate) fn new(host: DaemonHost, token: Option<String>) -> Self {
         Self { shared: Arc::new(DaemonClientState { host, token, idle: Mutex::new(None), restarter: None }) }
     }
 
-    /// The same, for the daemon that comes after it too, should it die.
-    pub(crate) fn with_restarter(self, successor: DaemonRestarter) -> Self {
+    /// The same client, with a way to start a new daemon if this one dies.
+    pub(crate) fn with_restarter(self, restarter: DaemonRestarter) -> Self {
         let DaemonClientState { host, token, .. } = &*self.shared;
         let (host, token) = (host.clone(), token.clone());
         let idle = Mutex::new(self.lock_idle().take());
-        Self { shared: Arc::new(DaemonClientState { host, token, idle, restarter: Some(successor) }) }
+        Self { shared: Arc::new(DaemonClientState { host, token, idle, restarter: Some(restarter) }) }
     }
 
-    /// Whom it calls.
     pub(crate) fn host(&self) -> &DaemonHost {
         &self.shared.host
     }
 
-    /// Asks once whether a daemon answers, and gives its version.
+    /// Checks once, without retries, whether a daemon answers, and returns its version.
     pub(crate) async fn probe(&self) -> Result<Option<String>> {
         let answer = self.send_once(&Method::GET, "/healthz", None, None).await?;
         let answer = check_status(answer)?;
         Ok(answer.headers.get(VERSION_HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned))
     }
 
-    /// `GET`, one value.
+    /// `GET` of one value.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         decode_json(&self.send_with_retries(Method::GET, path, None).await?.body)
     }
 
-    /// `GET`, a list, page after page until there is no more.
+    /// `GET` of a whole list, page by page.
     pub(crate) async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>> {
-        let joint = if path.contains('?') { '&' } else { '?' };
-        let first = format!("{path}{joint}limit={PAGE_SIZE}");
+        let separator = if path.contains('?') { '&' } else { '?' };
+        let first = format!("{path}{separator}limit={PAGE_SIZE}");
         let mut next = first.clone();
         let mut all = Vec::new();
         loop {
@@ -113,18 +113,17 @@ impl DaemonClient {
         }
     }
 
-    /// `GET`, the bytes as they are.
+    /// `GET` of raw bytes.
     pub(crate) async fn get_bytes(&self, path: &str) -> Result<Bytes> {
         Ok(self.send_with_retries(Method::GET, path, None).await?.body)
     }
 
-    /// `POST`.
     pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
         let body = serde_json::to_vec(body).map_err(anyhow::Error::from)?;
         decode_json(&self.send_with_retries(Method::POST, path, Some(body.into())).await?.body)
     }
 
-    /// `POST` under a key of the caller's, tried once.
+    /// `POST` with the caller's `Idempotency-Key`, sent only once.
     pub(crate) async fn post_once<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -136,18 +135,19 @@ impl DaemonClient {
         decode_json(&check_status(answer)?.body)
     }
 
-    /// `DELETE`. An answer without a body is `null`.
+    /// `DELETE`. A response without a body is `null`.
     pub(crate) async fn delete(&self, path: &str) -> Result<serde_json::Value> {
         let answer = self.send_with_retries(Method::DELETE, path, None).await?;
         if answer.body.is_empty() { Ok(serde_json::Value::Null) } else { decode_json(&answer.body) }
     }
 
-    /// Waits until a daemon answers again after it was stopped on purpose. None is started: somebody wanted it gone.
+    /// Waits until a daemon answers again after one was stopped on purpose. Does not start one, because somebody wanted
+    /// it stopped.
     pub(crate) async fn wait_until_back(&self) -> Result<()> {
         self.note_stopped();
         let deadline = tokio::time::Instant::now() + MAX_DOWNTIME;
         loop {
-            // First: the one that ends may still say that it lives.
+            // Sleep first: a daemon that is shutting down may still answer.
             tokio::time::sleep(PROBE_INTERVAL).await;
             match self.probe().await {
                 Ok(_) => return Ok(()),
@@ -157,22 +157,22 @@ impl DaemonClient {
         }
     }
 
-    /// Tells whoever waits why nothing comes.
+    /// Prints that the daemon was stopped and how long the verb waits.
     fn note_stopped(&self) {
-        if let Some(successor) = &self.shared.restarter {
-            successor.note_stopped(MAX_DOWNTIME);
+        if let Some(restarter) = &self.shared.restarter {
+            restarter.note_stopped(MAX_DOWNTIME);
         }
     }
 
-    /// After a connection that broke: sees to it that a daemon answers, if it is ours to start.
+    /// Called after a connection broke: starts a daemon if none answers and this client may start one.
     async fn ensure_running(&self) -> Result<()> {
         match &self.shared.restarter {
-            Some(successor) => successor.ensure_running().await,
+            Some(restarter) => restarter.ensure_running().await,
             None => Ok(()),
         }
     }
 
-    /// One request, sent again if its connection breaks.
+    /// Sends one request, and again if its connection breaks.
     async fn send_with_retries(
         &self,
         method: Method,
@@ -180,18 +180,18 @@ impl DaemonClient {
         body: Option<Bytes>,
     ) -> Result<DaemonResponse> {
         let key = (method == Method::POST).then(|| random_id("key_")).transpose()?;
-        let mut pause = FIRST_RETRY_DELAY;
-        let mut tries = 1;
+        let mut delay = FIRST_RETRY_DELAY;
+        let mut attempts = 1;
         loop {
             match self.send_once(&method, path, body.clone(), key.as_deref()).await {
                 Ok(answer) => return check_status(answer),
-                Err(failure) if tries == MAX_ATTEMPTS => return Err(failure),
+                Err(failure) if attempts == MAX_ATTEMPTS => return Err(failure),
                 Err(_) => {}
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
             self.ensure_running().await?;
-            pause *= 2;
-            tries += 1;
+            delay *= 2;
+            attempts += 1;
         }
     }
 
@@ -202,20 +202,20 @@ impl DaemonClient {
         body: Option<Bytes>,
         key: Option<&str>,
     ) -> Result<DaemonResponse> {
-        let waiting = self.lock_idle().take().filter(DaemonHttpConnection::is_open);
-        let mut wire = match waiting {
-            Some(wire) => wire,
+        let idle = self.lock_idle().take().filter(DaemonHttpConnection::is_open);
+        let mut connection = match idle {
+            Some(connection) => connection,
             None => self.connect().await?,
         };
         let request = self.build_request(method, path, body, key)?;
-        let response = wire.send(request).await.map_err(|error| self.connection_failure(error))?;
+        let response = connection.send(request).await.map_err(|error| self.connection_failure(error))?;
         let (parts, body) = response.into_parts();
         let body = body.collect().await.map_err(|error| self.connection_failure(error))?.to_bytes();
-        *self.lock_idle() = Some(wire);
+        *self.lock_idle() = Some(connection);
         Ok(DaemonResponse { status: parts.status.as_u16(), headers: parts.headers, body })
     }
 
-    /// Opens a response that does not end, on a connection of its own.
+    /// Opens an event stream on its own connection.
     async fn open_stream(
         &self,
         path: &str,
@@ -224,36 +224,36 @@ impl DaemonClient {
         let mut request = self.build_request(&Method::GET, path, None, None)?;
         request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
         if let Some(cursor) = after {
-            let cursor = HeaderValue::from_str(cursor).context("the cursor is no header value")?;
+            let cursor = HeaderValue::from_str(cursor).context("the cursor is not a valid header value")?;
             request.headers_mut().insert("last-event-id", cursor);
         }
-        let mut wire = self.connect().await?;
-        let response = wire.send(request).await.map_err(|error| self.connection_failure(error))?;
+        let mut connection = self.connect().await?;
+        let response = connection.send(request).await.map_err(|error| self.connection_failure(error))?;
         if response.status().is_success() {
-            return Ok((wire, response));
+            return Ok((connection, response));
         }
         let (parts, body) = response.into_parts();
         let body = body.collect().await.map_err(|error| self.connection_failure(error))?.to_bytes();
         Err(refusal_failure(&DaemonResponse { status: parts.status.as_u16(), headers: parts.headers, body }))
     }
 
-    /// Opens a WebSocket of this subprotocol, on a connection of its own.
+    /// Opens a WebSocket with this subprotocol on its own connection.
     pub(crate) async fn open_websocket(
         &self,
         path: &str,
         subprotocol: &'static str,
     ) -> Result<DaemonWebSocket> {
         let mut request = self.build_request(&Method::GET, path, None, None)?;
-        let key = HeaderValue::from_str(&request_key()).context("the key is no header value")?;
+        let key = HeaderValue::from_str(&request_key()).context("the key is not a valid header value")?;
         let headers = request.headers_mut();
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
         headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(subprotocol));
         headers.insert(header::SEC_WEBSOCKET_KEY, key);
-        // Until the connection has become another one, it is this one that moves its bytes.
-        let mut wire = self.connect().await?;
-        let response = wire.send(request).await.map_err(|error| self.connection_failure(error))?;
+        // The connection must stay alive until the upgrade is complete: its task moves the bytes until then.
+        let mut connection = self.connect().await?;
+        let response = connection.send(request).await.map_err(|error| self.connection_failure(error))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             let (parts, body) = response.into_parts();
             let body = body.collect().await.map_err(|error| self.connection_failure(error))?.to_bytes();
@@ -299,7 +299,7 @@ impl DaemonClient {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         let request = request.body(Full::new(body.unwrap_or_default()));
-        Ok(request.with_context(|| format!("{path} is no path of a request"))?)
+        Ok(request.with_context(|| format!("{path} is not a valid request path"))?)
     }
 
     fn lock_idle(&self) -> std::sync::MutexGuard<'_, Option<DaemonHttpConnection>> {
@@ -318,7 +318,7 @@ impl DaemonClient {
     }
 }
 
-/// A value for a query or a path, with everything but plain letters escaped.
+/// Percent-encodes a value for a query or a path.
 pub(crate) fn percent_encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -331,10 +331,11 @@ pub(crate) fn percent_encode(text: &str) -> String {
     out
 }
 
-/// A new name out of randomness, for a run or a request.
+/// A new random id for a run or a request.
 pub(crate) fn random_id(prefix: &str) -> Result<String> {
     let mut bytes = [0; 20];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow!("the kernel gives no randomness: {error}"))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| anyhow!("cannot read random bytes from the kernel: {error}"))?;
     let id = qd_protocol::RunId::from_random(&bytes);
     Ok(format!("{prefix}{}", id.as_str().trim_start_matches(qd_protocol::RunId::PREFIX)))
 }
@@ -343,12 +344,12 @@ fn check_status(answer: DaemonResponse) -> Result<DaemonResponse> {
     if (200..300).contains(&answer.status) { Ok(answer) } else { Err(refusal_failure(&answer)) }
 }
 
-/// The refusal inside an answer; one that is not in the daemon's shape comes from something in between.
+/// The refusal in an error response. A response that is not in the daemon's format came from a proxy or another server.
 fn refusal_failure(answer: &DaemonResponse) -> CliFailure {
     let error = serde_json::from_slice::<ErrorBody>(&answer.body).map_or_else(
         |_| ErrorDoc {
             code: "not_a_daemon".to_owned(),
-            message: format!("the answer was HTTP {} and not a daemon's", answer.status),
+            message: format!("got HTTP {} from something that is not a Quarterdeck daemon", answer.status),
             details: serde_json::Map::new(),
         },
         |body| body.error,
@@ -357,8 +358,7 @@ fn refusal_failure(answer: &DaemonResponse) -> CliFailure {
 }
 
 fn decode_json<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    let value =
-        serde_json::from_slice(body).context("the daemon's answer is of a shape that this qd does not know");
+    let value = serde_json::from_slice(body).context("this qd does not understand the daemon's response");
     Ok(value?)
 }
 
@@ -387,9 +387,9 @@ mod tests {
     }
 
     #[test]
-    fn a_name_out_of_randomness_is_a_good_run_id() {
-        let name = random_id("run_").unwrap();
-        assert!(qd_protocol::RunId::parse(&name).is_ok(), "{name}");
-        assert_ne!(name, random_id("run_").unwrap());
+    fn a_random_id_is_a_valid_run_id() {
+        let id = random_id("run_").unwrap();
+        assert!(qd_protocol::RunId::parse(&id).is_ok(), "{id}");
+        assert_ne!(id, random_id("run_").unwrap());
     }
 }

@@ -1,5 +1,5 @@
-//! Finds the daemon, or starts one in the background. Nothing here knows what a daemon does: only where it listens,
-//! how it is started, and that nothing of the caller's may stay open in it.
+//! Finds the daemon, or starts one in the background. This file knows only where a daemon listens and how it is started
+//! without inheriting the caller's descriptors.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -20,26 +20,25 @@ use crate::client::host::DaemonHost;
 use crate::failure::{CliFailure, Result};
 use crate::output::CliOutput;
 
-/// How long a daemon may take to answer after its start, an old one's ending included.
+/// How long a started daemon may take to answer, including the time an old daemon needs to exit.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Between two looks at a daemon that starts.
+/// Between two probes of a daemon that is starting.
 const PROBE_INTERVAL: Duration = Duration::from_millis(2);
-/// Between two starts while an old daemon lets go of the home.
+/// Between two attempts to start a daemon while an old one still holds the home.
 const RESTART_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes of a failed start's output that are shown.
+/// How much of a failed daemon's output is shown.
 const OUTPUT_TAIL_BYTES: u64 = 4096;
 
-/// Which daemon, and whether one may be started.
+/// Which daemon to talk to, and whether one may be started.
 #[derive(Debug, Clone)]
 pub(crate) struct DaemonLocator {
-    /// Where its files are, if it is ours.
     pub(crate) home: DaemonHome,
-    /// Said by the caller; then nothing is started.
+    /// From `--host` or `QD_HOST`. If set, no daemon is ever started.
     pub(crate) explicit_host: Option<DaemonHost>,
 }
 
 impl DaemonLocator {
-    /// Whether workers of a daemon that is gone may be at work in the home.
+    /// Whether the home has records of workers that may have outlived their daemon.
     pub(crate) fn has_workers(&self) -> bool {
         let records = std::fs::read_dir(self.home.workers());
         let is_record = |path: std::path::PathBuf| path.extension().is_some_and(|ext| ext == "json");
@@ -47,10 +46,10 @@ impl DaemonLocator {
             && records.is_ok_and(|all| all.flatten().any(|entry| is_record(entry.path())))
     }
 
-    /// Where the command line named no daemon, `QD_HOST` may.
+    /// Uses `QD_HOST` if there was no `--host`.
     pub(crate) fn apply_environment(&mut self) -> Result<()> {
-        let said = std::env::var("QD_HOST").ok().filter(|host| !host.is_empty());
-        if let (None, Some(host)) = (&self.explicit_host, said) {
+        let variable = std::env::var("QD_HOST").ok().filter(|host| !host.is_empty());
+        if let (None, Some(host)) = (&self.explicit_host, variable) {
             let host =
                 host.parse().map_err(|forms| CliFailure::Usage(format!("QD_HOST is {host}, but {forms}")))?;
             self.explicit_host = Some(host);
@@ -58,7 +57,7 @@ impl DaemonLocator {
         Ok(())
     }
 
-    /// A client of the daemon that is there, or of one that is started for it; and of the next one, should it die.
+    /// A client of the running daemon. Starts a daemon if none answers, and again if it dies while the verb runs.
     pub(crate) async fn connect_or_start(&self, out: &CliOutput) -> Result<DaemonClient> {
         if self.explicit_host.is_some() {
             return self.connect(out).await;
@@ -70,11 +69,11 @@ impl DaemonLocator {
         Ok(client.with_restarter(DaemonRestarter { locator: self.clone(), out: out.clone() }))
     }
 
-    /// A client of the daemon that is there; none is started.
+    /// A client of the running daemon. Fails with `Unreachable` if there is none.
     pub(crate) async fn connect(&self, out: &CliOutput) -> Result<DaemonClient> {
         let client = self.client()?;
         let version = match client.probe().await {
-            // One that is going down counts as gone.
+            // A daemon that is shutting down counts as gone.
             Err(CliFailure::Refused(refusal)) if refusal.status == 503 => {
                 return Err(CliFailure::Unreachable(refusal.error.message));
             }
@@ -82,18 +81,20 @@ impl DaemonLocator {
         };
         let ours = env!("CARGO_PKG_VERSION");
         if let Some(theirs) = version.filter(|theirs| theirs != ours) {
-            out.print_note(&format!("the daemon is version {theirs}, this qd is {ours}; `qd stop` ends it, the next verb starts yours"));
+            out.print_note(&format!(
+                "the daemon is version {theirs}, but this qd is {ours}; after `qd stop` the next command starts {ours}"
+            ));
         }
         Ok(client)
     }
 
-    /// A client that speaks for a session with its token. Nothing is started for it: whoever has one has a daemon.
+    /// A client that acts for a session with the session's token. Never starts a daemon: the token came from one.
     pub(crate) fn session_client(&self, token: String) -> DaemonClient {
         let host = self.explicit_host.clone().unwrap_or_else(|| DaemonHost::Unix(self.home.socket()));
         DaemonClient::new(host, Some(token))
     }
 
-    /// A client that has not asked anything yet.
+    /// A client that has not connected yet.
     fn client(&self) -> Result<DaemonClient> {
         let host = self.explicit_host.clone().unwrap_or_else(|| DaemonHost::Unix(self.home.socket()));
         let token = match &host {
@@ -103,10 +104,10 @@ impl DaemonLocator {
         Ok(DaemonClient::new(host, token))
     }
 
-    /// Starts a daemon, unless somebody else just did.
+    /// Starts a daemon, unless another process has just done so.
     async fn start_daemon(&self, out: &CliOutput) -> Result<DaemonClient> {
-        self.home.prepare().context("the daemon has no home")?;
-        let _turn = acquire_start_lock(&self.home.path().join("start.lock")).await?;
+        self.home.prepare().context("cannot prepare the daemon's home")?;
+        let _lock = acquire_start_lock(&self.home.path().join("start.lock")).await?;
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Ok(client) = self.connect(out).await {
@@ -116,7 +117,7 @@ impl DaemonLocator {
             if let Some(client) = self.wait_until_answering(out, child, deadline).await {
                 return Ok(client);
             }
-            // An old daemon that is ending still holds the home; its place is free in a moment.
+            // An old daemon that is exiting still holds the home. Try again in a moment.
             if !is_home_locked(&self.home) || Instant::now() > deadline {
                 return Err(CliFailure::Unreachable(format!(
                     "the daemon did not start\n{}",
@@ -127,7 +128,7 @@ impl DaemonLocator {
         }
     }
 
-    /// Waits until a started daemon answers; none if it ended first.
+    /// Waits until a started daemon answers. `None` if it exits first or the deadline passes.
     async fn wait_until_answering(
         &self,
         out: &CliOutput,
@@ -135,17 +136,17 @@ impl DaemonLocator {
         deadline: Instant,
     ) -> Option<DaemonClient> {
         loop {
-            let ended = !matches!(child.try_wait(), Ok(None));
+            let exited = !matches!(child.try_wait(), Ok(None));
             match self.connect(out).await {
                 Ok(client) => return Some(client),
-                Err(_) if ended || Instant::now() > deadline => return None,
+                Err(_) if exited || Instant::now() > deadline => return None,
                 Err(_) => sleep(PROBE_INTERVAL).await,
             }
         }
     }
 }
 
-/// Puts a daemon in the place of one that has died under a verb that is still at work.
+/// Starts a new daemon when the old one dies while a verb is still running.
 #[derive(Debug)]
 pub(crate) struct DaemonRestarter {
     locator: DaemonLocator,
@@ -153,63 +154,63 @@ pub(crate) struct DaemonRestarter {
 }
 
 impl DaemonRestarter {
-    /// Sees to it that a daemon answers, and says so if it had to be started.
+    /// Makes sure that a daemon answers, and prints a note if one had to be started.
     pub(crate) async fn ensure_running(&self) -> Result<()> {
-        let Self { locator: whereabouts, out } = self;
-        match whereabouts.connect(out).await {
+        let Self { locator, out } = self;
+        match locator.connect(out).await {
             Err(CliFailure::Unreachable(_)) => {}
             found => return found.map(drop),
         }
-        whereabouts.start_daemon(out).await?;
+        locator.start_daemon(out).await?;
         out.print_note("the daemon was gone; another one has been started");
         Ok(())
     }
 
-    /// Says that the daemon was stopped on purpose.
-    pub(crate) fn note_stopped(&self, patience: Duration) {
-        let seconds = patience.as_secs();
+    /// Prints that the daemon was stopped on purpose.
+    pub(crate) fn note_stopped(&self, timeout: Duration) {
+        let seconds = timeout.as_secs();
         self.out.print_note(&format!(
-            "the daemon was stopped; waiting {seconds} s for the next (any `qd` verb starts one)"
+            "the daemon was stopped; waiting {seconds} s for a new one (any `qd` command starts it)"
         ));
     }
 }
 
-/// Leaves the caller's terminal and session and lets go of every descriptor that it left open in us, so that a pipe
-/// of the caller closes when the caller ends. The first thing that `qd serve --background` does.
+/// Leaves the caller's terminal and process session and closes every inherited descriptor, so a pipe of the caller
+/// closes when the caller exits. `qd serve --background` calls this first.
 pub(crate) fn detach_from_caller() {
-    // It fails only for a leader of its group, who has nobody to leave.
+    // Fails only for the leader of a process group, which is harmless.
     let _ = rustix::process::setsid();
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers = descriptors.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let listed: Vec<i32> = numbers.filter(|&number| number > 2).collect();
-    // The folder itself was among them while it was read.
+    // The list includes the descriptor of the directory itself, which is closed by now.
     let is_open = |number: &i32| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
     for number in listed.into_iter().filter(is_open) {
-        #[expect(unsafe_code, reason = "no safe call closes a descriptor that somebody else opened")]
-        // SAFETY: nothing of ours is open: this runs before the runtime, its threads or any file of ours exists.
+        #[expect(unsafe_code, reason = "no safe call closes a descriptor that was inherited")]
+        // SAFETY: none of these descriptors is owned by this program: the runtime, threads and files do not exist yet.
         unsafe {
             rustix::io::close(number);
         }
     }
 }
 
-/// Waits until a process of this machine has ended, however its parent treats it.
-pub(crate) fn wait_for_exit(pid: u32, patience: Duration) -> bool {
+/// Waits until a local process has exited, even if its parent has not reaped it. False after `timeout`.
+pub(crate) fn wait_for_exit(pid: u32, timeout: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
     let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return true };
-    let patience = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0)
+    let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
-/// The token for TCP: said by the caller, else the one that our home keeps.
+/// The token for TCP connections: from `QD_TOKEN`, else from the file in the home.
 fn read_token(home: &DaemonHome) -> Option<String> {
-    let said = std::env::var("QD_TOKEN").ok().filter(|token| !token.is_empty());
-    said.or_else(|| std::fs::read_to_string(home.token_file()).ok().map(|text| text.trim().to_owned()))
+    let variable = std::env::var("QD_TOKEN").ok().filter(|token| !token.is_empty());
+    variable.or_else(|| std::fs::read_to_string(home.token_file()).ok().map(|text| text.trim().to_owned()))
 }
 
-/// Waits for our turn to start a daemon, which is over when the file is dropped. Another task of this process may have
-/// its turn, so the thread must not be kept from it.
+/// Acquires the lock for starting a daemon; dropping the file releases it. Polls instead of blocking, because another
+/// task on this thread may hold the lock.
 async fn acquire_start_lock(path: &Path) -> Result<File> {
     let lock = open_private_file(path)?;
     loop {
@@ -217,17 +218,18 @@ async fn acquire_start_lock(path: &Path) -> Result<File> {
             Ok(()) => return Ok(lock),
             Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(PROBE_INTERVAL).await,
             Err(error) => {
-                return Err(anyhow::Error::from(error).context("the start cannot be locked").into());
+                let context = format!("cannot lock {}", path.display());
+                return Err(anyhow::Error::from(error).context(context).into());
             }
         }
     }
 }
 
-/// Starts our own executable as a daemon, and gives where its output begins.
+/// Starts this executable as a daemon. Returns its output file and the offset at which its output begins.
 fn spawn_daemon(home: &DaemonHome) -> Result<(Child, File, u64)> {
-    let exe = std::env::current_exe().context("this program's own file is not known")?;
+    let exe = std::env::current_exe().context("cannot find the path of the qd executable")?;
     let output = open_private_file(&home.log().join("daemon.out"))?;
-    let before = output.metadata().context("the daemon's output has no size")?.len();
+    let before = output.metadata().context("cannot read the size of daemon.out")?.len();
     let mut command = Command::new(&exe);
     command
         .args(["serve", "--background", "--home"])
@@ -236,13 +238,13 @@ fn spawn_daemon(home: &DaemonHome) -> Result<(Child, File, u64)> {
         .env_remove("QD_TOKEN")
         .current_dir(home.path())
         .stdin(Stdio::null())
-        .stdout(output.try_clone().context("the daemon's output cannot be shared")?)
-        .stderr(output.try_clone().context("the daemon's output cannot be shared")?);
-    let child = command.spawn().with_context(|| format!("{} does not start", exe.display()))?;
+        .stdout(output.try_clone().context("cannot duplicate the descriptor of daemon.out")?)
+        .stderr(output.try_clone().context("cannot duplicate the descriptor of daemon.out")?);
+    let child = command.spawn().with_context(|| format!("cannot start {}", exe.display()))?;
     Ok((child, output, before))
 }
 
-/// Whether a living process holds the home, as its lock file says.
+/// Whether the process named in the home's lock file is alive.
 fn is_home_locked(home: &DaemonHome) -> bool {
     let holder = std::fs::read_to_string(home.path().join("lock")).unwrap_or_default();
     let pid = holder.trim().parse().ok().and_then(Pid::from_raw);
@@ -251,19 +253,19 @@ fn is_home_locked(home: &DaemonHome) -> bool {
 
 fn open_private_file(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
-    Ok(file.with_context(|| format!("{} cannot be opened", path.display()))?)
+    Ok(file.with_context(|| format!("cannot open {}", path.display()))?)
 }
 
-/// The end of what a failed daemon wrote.
+/// The end of a failed daemon's output, from the offset `before` on.
 fn read_output_tail(mut output: File, before: u64) -> String {
     let end = output.metadata().map_or(before, |meta| meta.len());
     let from = before.max(end.saturating_sub(OUTPUT_TAIL_BYTES));
     let mut bytes = Vec::new();
     let read = output.seek(SeekFrom::Start(from)).and_then(|_| output.read_to_end(&mut bytes));
     match read {
-        Ok(0) => "it said nothing".to_owned(),
+        Ok(0) => "it printed nothing".to_owned(),
         Ok(_) => String::from_utf8_lossy(&bytes).trim_end().to_owned(),
-        Err(error) => format!("and its output cannot be read: {error}"),
+        Err(error) => format!("its output cannot be read: {error}"),
     }
 }
 
@@ -272,13 +274,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_this_start_said_is_shown() {
+    fn only_output_of_this_start_is_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon.out");
         std::fs::write(&path, "old words\n").unwrap();
         let file = open_private_file(&path).unwrap();
         let before = file.metadata().unwrap().len();
-        assert_eq!(read_output_tail(open_private_file(&path).unwrap(), before), "it said nothing");
+        assert_eq!(read_output_tail(open_private_file(&path).unwrap(), before), "it printed nothing");
         std::io::Write::write_all(&mut &file, b"the port is taken\n").unwrap();
         assert_eq!(read_output_tail(file, before), "the port is taken");
     }
@@ -300,6 +302,6 @@ mod tests {
         let mut child = Command::new("/bin/true").spawn().unwrap();
         assert!(wait_for_exit(child.id(), Duration::from_secs(20)));
         child.wait().unwrap();
-        assert!(wait_for_exit(u32::MAX, Duration::ZERO), "what is no process has ended");
+        assert!(wait_for_exit(u32::MAX, Duration::ZERO), "a pid without a process counts as exited");
     }
 }

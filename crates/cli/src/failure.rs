@@ -1,5 +1,5 @@
-//! How a verb can fail, and the exit code that says so. Every other file returns a [`Failure`] and leaves it to `main`
-//! to print it and to end the process.
+//! How a verb can fail, and the exit code of each failure. All other files return a [`CliFailure`]; only `main` prints
+//! it and ends the process.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -7,30 +7,28 @@ use std::process::ExitCode;
 use qd_protocol::FinishReason;
 use qd_protocol::error::{ErrorBody, ErrorDoc};
 
-/// What a verb gives back.
+/// The result of a verb.
 pub(crate) type Result<T, E = CliFailure> = std::result::Result<T, E>;
 
-/// The exit codes of the contract. Their order is that of their numbers, so that the worst of several is the greatest.
+/// The documented exit codes, ordered by number, so the worst of several is the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CliExitCode {
-    /// Well.
     Success = 0,
-    /// Something failed.
     Failed = 1,
-    /// The command line makes no sense.
+    /// The command line is not valid.
     Usage = 2,
-    /// Nothing has this id.
+    /// Nothing has this id or title.
     NotFound = 3,
     /// No daemon answers.
     Unreachable = 4,
-    /// Over its time.
+    /// As with `timeout(1)`.
     TimedOut = 124,
-    /// Cancelled, as after Ctrl-C.
+    /// As after SIGINT in a shell.
     Cancelled = 130,
 }
 
 impl CliExitCode {
-    /// What the end of a run means for the process that waited for it.
+    /// The exit code of a process that waited for a run with this finish reason.
     pub(crate) fn from_finish_reason(reason: FinishReason) -> Self {
         match reason {
             FinishReason::EndTurn => Self::Success,
@@ -52,31 +50,28 @@ impl From<CliExitCode> for ExitCode {
     }
 }
 
-/// Why a verb did not do what it was asked.
+/// Why a verb failed.
 #[derive(Debug)]
 pub(crate) enum CliFailure {
-    /// The caller should say it differently.
+    /// The command line or an environment variable is wrong.
     Usage(String),
     /// Nothing has this id, prefix or title.
     NotFound(String),
-    /// No daemon answers there.
+    /// No daemon answers at the address.
     Unreachable(String),
-    /// The daemon said no.
+    /// The daemon answered with an error.
     Refused(Box<DaemonRefusal>),
-    /// It did not happen in time.
     TimedOut(String),
-    /// Stdout could not be written. A reader that has gone away is no failure.
+    /// Stdout could not be written. A broken pipe counts as success.
     Output(std::io::Error),
-    /// Anything else.
     Other(anyhow::Error),
 }
 
-/// A refusal as the daemon sent it.
+/// An error response of the daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct DaemonRefusal {
     /// The HTTP status.
     pub(crate) status: u16,
-    /// Code, message and details.
     pub(crate) error: ErrorDoc,
 }
 
@@ -88,7 +83,7 @@ impl CliFailure {
             Self::NotFound(_) => CliExitCode::NotFound,
             Self::Unreachable(_) => CliExitCode::Unreachable,
             Self::TimedOut(_) => CliExitCode::TimedOut,
-            // Wrong usage is what the command line itself gives away; what only the daemon can know has failed.
+            // `Usage` is for errors visible in the command line itself. A refusal by the daemon is a failure.
             Self::Refused(refusal) if refusal.status == 404 => CliExitCode::NotFound,
             Self::Refused(_) => CliExitCode::Failed,
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => CliExitCode::Success,
@@ -96,7 +91,7 @@ impl CliFailure {
         }
     }
 
-    /// The daemon's code, if it was the daemon that refused.
+    /// The daemon's error code, if the daemon refused.
     pub(crate) fn code(&self) -> Option<&str> {
         match self {
             Self::Refused(refusal) => Some(&refusal.error.code),
@@ -104,7 +99,7 @@ impl CliFailure {
         }
     }
 
-    /// The failure in the one shape that programs know: the daemon's own refusal, or ours dressed alike.
+    /// The failure as JSON, in the daemon's error format whether the daemon or the CLI raised it.
     pub(crate) fn error_body(&self) -> ErrorBody {
         let code = match self {
             Self::Refused(refusal) => return ErrorBody { error: refusal.error.clone() },
@@ -133,13 +128,13 @@ impl fmt::Display for CliFailure {
                     _ => Ok(()),
                 }
             }
-            Self::Output(error) => write!(f, "stdout cannot be written: {error}"),
+            Self::Output(error) => write!(f, "cannot write to stdout: {error}"),
             Self::Other(error) => f.write_str(&format_error_chain(error)),
         }
     }
 }
 
-/// An error with its causes. Many say their cause themselves; it is not said again.
+/// Formats an error with its causes, separated by colons. A cause that the text already ends with is not repeated.
 pub(crate) fn format_error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
@@ -155,7 +150,7 @@ pub(crate) fn format_error_chain(error: &anyhow::Error) -> String {
 }
 
 impl From<std::io::Error> for CliFailure {
-    /// Only [`Output`](crate::output::Output) writes with `?`; other I/O says what it was about through `anyhow`.
+    /// Only [`CliOutput`](crate::output::CliOutput) returns bare I/O errors; all other I/O adds context with `anyhow`.
     fn from(error: std::io::Error) -> Self {
         Self::Output(error)
     }

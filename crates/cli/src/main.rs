@@ -1,6 +1,6 @@
-//! `qd`: the command line of Quarterdeck. Parses, does the verb, and turns how that ended into an exit code. Verbs talk
-//! to the daemon by HTTP alone; only `serve`, `config` and `doctor --rebuild` touch its crate. The same binary, executed
-//! again by the daemon, is its own worker.
+//! `qd`: the command line of Quarterdeck. It parses the arguments, runs the verb and turns the result into an exit
+//! code. Verbs talk to the daemon over HTTP only; `serve`, `config` and `doctor --rebuild` alone use its crate. The
+//! daemon re-executes the same binary for its workers.
 
 mod args;
 mod client;
@@ -24,19 +24,19 @@ use output::CliOutput;
 use verbs::VerbContext;
 
 fn main() -> ExitCode {
-    if let Some(ended) = run_internal_process() {
-        return ended;
+    if let Some(exit) = run_internal_process() {
+        return exit;
     }
     let CommandLine { global, verb } = CommandLine::parse();
     let out = CliOutput::new(global.json);
-    let whereabouts = DaemonLocator { home: DaemonHome::resolve(global.home), explicit_host: global.host };
-    let mut context = VerbContext { out, locator: whereabouts };
-    let ended = match verb {
-        // The daemon brings its own runtime.
+    let locator = DaemonLocator { home: DaemonHome::resolve(global.home), explicit_host: global.host };
+    let mut context = VerbContext { out, locator };
+    let result = match verb {
+        // The daemon creates its own runtime.
         CliVerb::Serve(flags) => serve::serve(&context, flags),
         verb => context.locator.apply_environment().and_then(|()| run_verb_in_runtime(&context, verb)),
     };
-    let exit = ended.unwrap_or_else(|failure| {
+    let exit = result.unwrap_or_else(|failure| {
         context.out.print_failure(&failure);
         failure.exit_code()
     });
@@ -44,8 +44,8 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// The binary is also its own worker, keeper, scripted agent, and the step before a program that wants a terminal. They
-/// are started by each other and by the daemon, not by people, and must be quick: nothing is parsed for them.
+/// Runs the hidden subcommands: worker, keeper, scripted agent, and the helper that gives a program its terminal. The
+/// daemon and these processes start each other. They have to start fast, so clap is not involved.
 fn run_internal_process() -> Option<ExitCode> {
     match std::env::args_os().nth(1)?.to_str()? {
         "__worker" => Some(qd_worker::host::main()),
@@ -59,8 +59,8 @@ fn run_internal_process() -> Option<ExitCode> {
 fn run_verb_in_runtime(context: &VerbContext, verb: CliVerb) -> Result<CliExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(anyhow::Error::from)?;
-    let ended = runtime.block_on(verbs::run_verb(context, verb));
-    // A thread may still wait for a line on stdin; nobody waits for it.
+    let result = runtime.block_on(verbs::run_verb(context, verb));
+    // A blocking thread may still be reading stdin; the process must not wait for it.
     runtime.shutdown_background();
-    ended
+    result
 }

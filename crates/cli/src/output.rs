@@ -1,5 +1,5 @@
-//! The only place that prints. Data goes to stdout and everything else to stderr; colour and the spinner appear on a
-//! terminal only. No other file may touch the standard streams for writing.
+//! All printing. Data goes to stdout and everything else to stderr; colour and the spinner appear only on a terminal.
+//! No other file may write to the standard streams.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -10,30 +10,29 @@ use serde::Serialize;
 use crate::failure::{CliExitCode, CliFailure};
 use crate::render::style::{RESET, TextStyle};
 
-/// Clears the line that the spinner stands on.
+/// Clears the spinner's line.
 const CLEAR_LINE: &str = "\r\x1b[2K";
 
-/// The two streams and what is known about them. Clones share what stands on the terminal.
+/// Stdout and stderr, and what is known about them. Clones share the state of the terminal.
 #[derive(Debug, Clone)]
 pub(crate) struct CliOutput {
-    /// Whether programs read us: one JSON value, or one per line.
+    /// `--json`: print one JSON value, or one per line.
     pub(crate) json: bool,
     /// Whether stdout is a terminal.
     pub(crate) out_tty: bool,
     /// Whether stderr is a terminal.
     pub(crate) err_tty: bool,
-    /// Whether colour is unwanted even there.
+    /// No colour even on a terminal.
     no_colour: bool,
-    /// Whether the spinner's line stands on the terminal and must be cleared before anything else.
+    /// Whether the spinner is on the screen and must be cleared before anything else is printed.
     spinning: Arc<AtomicBool>,
-    /// Whether the terminal's last line is unfinished: the spinner would clear its words.
+    /// Whether the cursor is in the middle of a line. The spinner would erase that line's text.
     mid_line: Arc<AtomicBool>,
 }
 
 impl CliOutput {
-    /// Looks at the streams once.
     pub(crate) fn new(json: bool) -> Self {
-        // https://no-color.org: present and not empty.
+        // https://no-color.org: set and not empty.
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
@@ -46,17 +45,15 @@ impl CliOutput {
         }
     }
 
-    /// How to colour what goes to stdout.
     pub(crate) fn out_style(&self) -> TextStyle {
         TextStyle::new(self.out_tty && !self.no_colour)
     }
 
-    /// How to colour what goes to stderr.
     pub(crate) fn err_style(&self) -> TextStyle {
         TextStyle::new(self.err_tty && !self.no_colour)
     }
 
-    /// Columns of the terminal on stdout; none if it is not one, and nothing need be cut.
+    /// Columns of the terminal on stdout. `None` if stdout is not a terminal: then nothing is truncated.
     pub(crate) fn width(&self) -> Option<usize> {
         if !self.out_tty {
             return None;
@@ -65,7 +62,7 @@ impl CliOutput {
         (size.ws_col > 0).then_some(usize::from(size.ws_col))
     }
 
-    /// Data, as it is.
+    /// Prints data to stdout as it is.
     pub(crate) fn print_data(&self, text: &str) -> io::Result<()> {
         self.clear_spinner();
         self.track_line_end(text, self.out_tty);
@@ -74,25 +71,24 @@ impl CliOutput {
         out.flush()
     }
 
-    /// What a terminal is to show, as it is.
+    /// Writes bytes to stdout without tracking the spinner or the line state.
     pub(crate) fn print_raw(&self, bytes: &[u8]) -> io::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(bytes)?;
         out.flush()
     }
 
-    /// One line of data.
     pub(crate) fn print_line(&self, text: &str) -> io::Result<()> {
         self.print_data(&format!("{text}\n"))
     }
 
-    /// One JSON value on a line of its own.
+    /// Prints one JSON value on its own line.
     pub(crate) fn print_json(&self, value: &impl Serialize) -> Result<(), CliFailure> {
         let text = serde_json::to_string(value).map_err(anyhow::Error::from)?;
         Ok(self.print_line(&text)?)
     }
 
-    /// Something beside the data, as it is. That nobody reads stderr is nobody's failure.
+    /// Prints to stderr as it is. Errors are ignored: a closed stderr must not fail the verb.
     pub(crate) fn print_stderr(&self, text: &str) {
         self.clear_spinner();
         self.track_line_end(text, self.err_tty);
@@ -100,18 +96,18 @@ impl CliOutput {
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
     }
 
-    /// One line for people, beside the data.
+    /// Prints one dimmed line to stderr, for people.
     pub(crate) fn print_note(&self, text: &str) {
         self.end_open_line();
         self.print_stderr(&format!("{}\n", self.err_style().dim(text)));
     }
 
-    /// A person has ended the terminal's line by typing.
+    /// Notes that the user pressed Enter, so the cursor is at the start of a line.
     pub(crate) fn line_was_typed(&self) {
         self.mid_line.store(false, Ordering::Relaxed);
     }
 
-    /// The last word of a verb that failed.
+    /// Prints why the verb failed, as JSON with `--json`. A broken pipe prints nothing.
     pub(crate) fn print_failure(&self, failure: &CliFailure) {
         if failure.exit_code() == CliExitCode::Success {
             return;
@@ -125,8 +121,8 @@ impl CliOutput {
         }
     }
 
-    /// Puts one line on the terminal that the next output replaces. Only for a stderr that is a terminal, and where
-    /// no line is unfinished.
+    /// Shows one line that the next output replaces. Does nothing if stderr is not a terminal or the cursor is in the
+    /// middle of a line.
     pub(crate) fn show_spinner(&self, text: &str) {
         if !self.err_tty || self.mid_line.load(Ordering::Relaxed) {
             return;
@@ -139,7 +135,6 @@ impl CliOutput {
         self.spinning.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the spinner away.
     pub(crate) fn clear_spinner(&self) {
         if self.spinning.swap(false, Ordering::Relaxed) {
             let mut err = io::stderr().lock();
@@ -147,14 +142,15 @@ impl CliOutput {
         }
     }
 
-    /// Leaves an unfinished line of the terminal. The break is no data.
+    /// Starts a new line on the terminal if the cursor is in the middle of one. The newline goes to stderr, because it
+    /// is not data.
     fn end_open_line(&self) {
         if self.err_tty && self.mid_line.load(Ordering::Relaxed) {
             self.print_stderr("\n");
         }
     }
 
-    /// Keeps whether what is about to be printed leaves a line of the terminal unfinished.
+    /// Records whether `text` leaves the cursor in the middle of a line.
     fn track_line_end(&self, text: &str, on_tty: bool) {
         if on_tty && !text.is_empty() {
             let open = !text.trim_end_matches(RESET).ends_with('\n');
@@ -163,12 +159,12 @@ impl CliOutput {
     }
 }
 
-/// A picture on the terminal that is drawn over and over, until something else has to be said.
+/// A block of lines on the terminal that is redrawn in place.
 #[derive(Debug)]
 pub(crate) struct LiveDisplay {
-    /// Lines that stand there now.
+    /// Lines on the screen from the last draw.
     drawn_lines: usize,
-    /// Whether there is a terminal to draw on.
+    /// Without a terminal nothing is drawn.
     tty: bool,
 }
 
@@ -177,7 +173,7 @@ impl LiveDisplay {
         Self { drawn_lines: 0, tty: out.out_tty && !out.json }
     }
 
-    /// Columns and rows.
+    /// Columns and rows of the terminal.
     pub(crate) fn size(&self) -> (usize, usize) {
         match rustix::termios::tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
@@ -187,25 +183,25 @@ impl LiveDisplay {
         }
     }
 
-    /// Puts these lines where the last ones stood.
+    /// Draws these lines over the previous ones.
     pub(crate) fn draw(&mut self, out: &CliOutput, lines: &[String]) -> io::Result<()> {
         if !self.tty {
             return Ok(());
         }
-        let mut picture = String::new();
+        let mut screen = String::new();
         if self.drawn_lines > 0 {
-            picture.push_str(&format!("\x1b[{}A\r", self.drawn_lines));
+            screen.push_str(&format!("\x1b[{}A\r", self.drawn_lines));
         }
         for line in lines {
-            // Each line replaces what stood there, so nothing flickers.
-            picture.push_str(&format!("{line}\x1b[K\n"));
+            // Overwriting line by line instead of clearing first avoids flicker.
+            screen.push_str(&format!("{line}\x1b[K\n"));
         }
-        picture.push_str("\x1b[J");
+        screen.push_str("\x1b[J");
         self.drawn_lines = lines.len();
-        out.print_raw(picture.as_bytes())
+        out.print_raw(screen.as_bytes())
     }
 
-    /// Lets the picture stand and goes on below it.
+    /// Leaves the drawn lines on the screen; the next output goes below them.
     pub(crate) fn finish_drawing(&mut self) {
         self.drawn_lines = 0;
     }

@@ -1,5 +1,5 @@
-//! What a person means by an id, a beginning of one, or a title. The daemon knows what exists; here is decided what
-//! one answer, several or none mean for a verb.
+//! Resolves what the user typed (an id, the start of one, or a title) to a session, run, fleet or ask. The daemon lists
+//! the matches; this file decides what one, several or none of them mean for a verb.
 
 use std::collections::HashSet;
 
@@ -9,21 +9,17 @@ use qd_protocol::{RunId, SessionId};
 use crate::client::{DaemonClient, percent_encode};
 use crate::failure::{CliFailure, Result};
 
-/// A conversation or one prompt of it.
+/// A whole session, or one of its runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SessionOrRun {
-    /// All of it.
     Session(ResolvedSession),
-    /// One run.
     Run(ResolvedSession, RunId),
 }
 
-/// A session and where it is.
+/// A session and its workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResolvedSession {
-    /// The workspace.
     pub(crate) workspace: String,
-    /// The session.
     pub(crate) id: SessionId,
 }
 
@@ -38,7 +34,7 @@ impl ResolvedSession {
         format!("/v1/workspaces/{}/agent/sessions/{}", self.workspace, self.id)
     }
 
-    /// The stream of its events.
+    /// The path of the session's event stream.
     pub(crate) fn stream_path(&self) -> String {
         format!("/v1/workspaces/{}/events?session={}", self.workspace, self.id)
     }
@@ -50,14 +46,13 @@ impl ResolvedSession {
 }
 
 impl SessionOrRun {
-    /// The session, or the run's.
+    /// The session, or the session of the run.
     pub(crate) fn session(&self) -> &ResolvedSession {
         match self {
             Self::Session(session) | Self::Run(session, _) => session,
         }
     }
 
-    /// The run, if it is one.
     pub(crate) fn run(&self) -> Option<&RunId> {
         match self {
             Self::Session(_) => None,
@@ -66,12 +61,12 @@ impl SessionOrRun {
     }
 }
 
-/// A session, by id, beginning or title.
+/// Resolves a session by id, id prefix or title.
 pub(crate) async fn resolve_session(client: &DaemonClient, text: &str) -> Result<ResolvedSession> {
     session_of_match(&resolve_one(client, text, &[ReferenceKind::Session]).await?)
 }
 
-/// A session or a run.
+/// Resolves a session or a run.
 pub(crate) async fn resolve_target(client: &DaemonClient, text: &str) -> Result<SessionOrRun> {
     let found = resolve_one(client, text, &[ReferenceKind::Session, ReferenceKind::Run]).await?;
     let session = session_of_match(&found)?;
@@ -81,12 +76,10 @@ pub(crate) async fn resolve_target(client: &DaemonClient, text: &str) -> Result<
     Ok(SessionOrRun::Run(session, RunId::parse(&found.id).map_err(anyhow::Error::from)?))
 }
 
-/// A fleet and where it is.
+/// A fleet and its workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResolvedFleet {
-    /// The workspace.
     pub(crate) workspace: String,
-    /// The fleet.
     pub(crate) id: String,
 }
 
@@ -97,24 +90,24 @@ impl ResolvedFleet {
     }
 }
 
-/// A fleet, by id or beginning of one.
+/// Resolves a fleet by id or id prefix.
 pub(crate) async fn resolve_fleet(client: &DaemonClient, text: &str) -> Result<ResolvedFleet> {
     let found = resolve_one(client, text, &[ReferenceKind::Fleet]).await?;
     Ok(ResolvedFleet { workspace: found.workspace_id.to_string(), id: found.id })
 }
 
-/// An ask, by its whole id.
+/// Resolves an ask by id or id prefix to its full id.
 pub(crate) async fn resolve_ask(client: &DaemonClient, text: &str) -> Result<String> {
     Ok(resolve_one(client, text, &[ReferenceKind::Ask]).await?.id)
 }
 
 async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
     if text.trim().is_empty() {
-        return Err(CliFailure::Usage("an empty id means nothing".to_owned()));
+        return Err(CliFailure::Usage("the id is empty".to_owned()));
     }
     let mut found: Vec<ReferenceMatch> =
         client.get(&format!("/v1/resolve?ref={}", percent_encode(text))).await?;
-    let sessions = found.iter().filter(|one| one.kind == ReferenceKind::Session).count();
+    let sessions = found.iter().filter(|found| found.kind == ReferenceKind::Session).count();
     if sessions > 1 && kinds.contains(&ReferenceKind::Session) {
         let open: Vec<Session> =
             client.list(&format!("/v1/sessions?open=true&ref={}", percent_encode(text))).await?;
@@ -123,34 +116,36 @@ async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind])
     choose_match(text, found, kinds)
 }
 
-/// A session that is closed keeps its title, but gives way to one that is open.
+/// Drops closed sessions if an open one matches too: a closed session keeps its title, but an open one wins.
 fn without_closed(found: Vec<ReferenceMatch>, open: &HashSet<String>) -> Vec<ReferenceMatch> {
     match open.is_empty() {
         true => found,
         false => {
-            let stays = |one: &ReferenceMatch| one.kind != ReferenceKind::Session || open.contains(&one.id);
-            found.into_iter().filter(stays).collect()
+            let is_kept =
+                |found: &ReferenceMatch| found.kind != ReferenceKind::Session || open.contains(&found.id);
+            found.into_iter().filter(is_kept).collect()
         }
     }
 }
 
-/// The one that is meant, among those that it may mean.
+/// Picks the only match of the right kind. Fails with a list if there are several.
 fn choose_match(text: &str, found: Vec<ReferenceMatch>, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
-    let other = found.iter().find(|one| !kinds.contains(&one.kind)).map(|one| noun(one.kind));
-    let mut fitting: Vec<ReferenceMatch> =
-        found.into_iter().filter(|one| kinds.contains(&one.kind)).collect();
-    match (fitting.len(), other) {
-        (1, _) => Ok(fitting.remove(0)),
-        (0, Some(other)) => {
-            Err(CliFailure::NotFound(format!("{text} is {other}, and {} is needed here", nouns(kinds))))
-        }
+    let wrong_kind = found.iter().find(|found| !kinds.contains(&found.kind)).map(|found| noun(found.kind));
+    let mut matches: Vec<ReferenceMatch> =
+        found.into_iter().filter(|found| kinds.contains(&found.kind)).collect();
+    match (matches.len(), wrong_kind) {
+        (1, _) => Ok(matches.remove(0)),
+        (0, Some(wrong_kind)) => Err(CliFailure::NotFound(format!(
+            "{text} is {wrong_kind}, but this command needs {}",
+            nouns(kinds)
+        ))),
         (0, None) => {
             let list = if kinds == [ReferenceKind::Ask] { "qd asks" } else { "qd ps -a" };
-            Err(CliFailure::NotFound(format!("nothing is called {text}; `{list}` lists what there is")))
+            Err(CliFailure::NotFound(format!("nothing matches {text}; see `{list}`")))
         }
         _ => {
-            let list: String = fitting.iter().map(|one| format!("\n    {}", one.id)).collect();
-            Err(CliFailure::Usage(format!("{text} may mean several; say more of the id:{list}")))
+            let list: String = matches.iter().map(|found| format!("\n    {}", found.id)).collect();
+            Err(CliFailure::Usage(format!("{text} is ambiguous; use more of the id:{list}")))
         }
     }
 }
@@ -193,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_match_of_the_right_kind_is_meant() {
+    fn a_single_match_of_the_right_kind_is_chosen() {
         let both =
             vec![sample_match(ReferenceKind::Ask, "ask_1"), sample_match(ReferenceKind::Session, "ses_1")];
         assert_eq!(choose_match("x", both.clone(), &[ReferenceKind::Session]).unwrap().id, "ses_1");
@@ -212,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_gives_way_to_what_is_open() {
+    fn an_open_session_wins_over_a_closed_one() {
         let all = || {
             vec![sample_match(ReferenceKind::Session, "ses_1"), sample_match(ReferenceKind::Session, "ses_2")]
         };
         let open = HashSet::from(["ses_2".to_owned()]);
-        let meant = choose_match("par", without_closed(all(), &open), &[ReferenceKind::Session]).unwrap();
-        assert_eq!(meant.id, "ses_2");
+        let chosen = choose_match("par", without_closed(all(), &open), &[ReferenceKind::Session]).unwrap();
+        assert_eq!(chosen.id, "ses_2");
         assert_eq!(without_closed(all(), &HashSet::new()), all(), "none is open");
     }
 
@@ -233,6 +228,6 @@ mod tests {
             choose_match("run_1", vec![sample_match(ReferenceKind::Run, "run_1")], &[ReferenceKind::Session])
                 .unwrap_err();
         assert_eq!(run.exit_code(), CliExitCode::NotFound);
-        assert_eq!(run.to_string(), "run_1 is a run, and a session is needed here");
+        assert_eq!(run.to_string(), "run_1 is a run, but this command needs a session");
     }
 }

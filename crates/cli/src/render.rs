@@ -1,5 +1,5 @@
-//! What people see: text made of events, lists and asks. Everything here is a pure function or a small state machine
-//! over strings; printing is left to `output.rs`.
+//! Text for people, made from events, lists and asks. Everything here is a pure function or a small state machine over
+//! strings; only `output.rs` prints.
 
 pub(crate) mod ask;
 pub(crate) mod conversation;

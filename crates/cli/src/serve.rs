@@ -1,5 +1,5 @@
-//! `qd serve` and `qd doctor --rebuild`: the only two calls into the daemon's crate that do its work, and where its log
-//! goes. The verbs know nothing of it.
+//! `qd serve` and `qd doctor --rebuild`: the only calls into the daemon's crate that do the daemon's work. Also sets up
+//! the log file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,17 +21,17 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::output::CliOutput;
 use crate::verbs::VerbContext;
 
-/// A log larger than this is put aside, in the place of the one put aside before, when a daemon starts.
+/// A log larger than this is renamed to `.log.1` when a daemon starts, replacing the previous one.
 const LOG_MAX: u64 = 16 << 20;
 
-/// Runs the daemon until it is told to end.
+/// Runs the daemon until it is stopped.
 pub(crate) fn serve(context: &VerbContext, flags: ServeArgs) -> Result<CliExitCode> {
     if flags.background {
         daemon::detach_from_caller();
     }
     let home = &context.locator.home;
     home.prepare().map_err(anyhow::Error::from)?;
-    let config = DaemonConfig::load(home).context("the settings cannot be used")?;
+    let config = DaemonConfig::load(home).context("the settings are not valid")?;
     start_log(&home.log().join("daemon.log"), &config.log.value)?;
     let tls = match (flags.tls, flags.tls_cert, flags.tls_key) {
         (Some(_), ..) => Some(CertificateSource::SelfSigned),
@@ -45,7 +45,7 @@ pub(crate) fn serve(context: &VerbContext, flags: ServeArgs) -> Result<CliExitCo
         tls,
     };
     let exe =
-        std::env::current_exe().context("our own binary cannot be found, and so no worker be started")?;
+        std::env::current_exe().context("cannot find the path of the qd executable to start workers")?;
     match qd_daemon::serve(options, exe, &mut |line| announce(&context.out, line)) {
         Ok(()) => Ok(CliExitCode::Success),
         Err(error @ DaemonServeError::Address(_)) => Err(CliFailure::Usage(error.to_string())),
@@ -53,29 +53,24 @@ pub(crate) fn serve(context: &VerbContext, flags: ServeArgs) -> Result<CliExitCo
     }
 }
 
-/// What a rebuild made.
+/// How many events a rebuild read, and how many rows it made of them.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct RebuildSummary {
-    /// Events read.
     pub(crate) events: u64,
-    /// Workspaces made of them.
     pub(crate) workspaces: u64,
-    /// Sessions.
     pub(crate) sessions: u64,
-    /// Runs.
     pub(crate) runs: u64,
-    /// Asks.
     pub(crate) asks: u64,
 }
 
-/// Makes the lists anew from the events.
+/// Rebuilds the rows of all lists from the events.
 pub(crate) fn rebuild_lists(home: &DaemonHome) -> Result<RebuildSummary> {
-    let report = qd_daemon::doctor::rebuild(home.path()).context("the lists cannot be made anew")?;
+    let report = qd_daemon::doctor::rebuild(home.path()).context("cannot rebuild the lists")?;
     let qd_daemon::doctor::RebuildReport { events, workspaces, sessions, runs, asks, .. } = report;
     Ok(RebuildSummary { events, workspaces, sessions, runs, asks })
 }
 
-/// Tells where the daemon listens. That nobody reads it any more must not end the daemon.
+/// Prints where the daemon listens. Errors are ignored: a closed stdout must not end the daemon.
 fn announce(out: &CliOutput, line: &str) {
     let _ = match line.strip_prefix("listening on ") {
         Some(address) if out.json => out.print_json(&json!({ "listening_on": address })),
@@ -84,15 +79,16 @@ fn announce(out: &CliOutput, line: &str) {
     };
 }
 
-/// Sends what this process logs into a file of the home.
+/// Sends this process's log to a file.
 pub(crate) fn start_log(path: &Path, filter: &str) -> Result<()> {
-    let filter = EnvFilter::try_new(filter).with_context(|| format!("`log = \"{filter}\"` is no filter"))?;
-    let file = open_log(path).with_context(|| format!("{} cannot be opened", path.display()))?;
+    let filter = EnvFilter::try_new(filter)
+        .with_context(|| format!("`log = \"{filter}\"` is not a valid log filter"))?;
+    let file = open_log(path).with_context(|| format!("cannot open {}", path.display()))?;
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Mutex::new(file));
-    // A log that cannot be written is no reason to complain on a stderr that cannot be written either: that panics.
+    // By default a failed write to the log is reported on stderr, which panics if stderr cannot be written either.
     let log = log.log_internal_errors(false);
-    // Only the first counts, and there is only one.
+    // Fails only if a subscriber is already set, and this is called once per process.
     let _ = log.try_init();
     Ok(())
 }
@@ -109,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_log_is_put_aside_and_a_small_one_goes_on() {
+    fn a_large_log_is_rotated_and_a_small_one_is_appended_to() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon.log");
         std::fs::write(&path, "small").unwrap();

@@ -1,5 +1,5 @@
-//! One file per verb or small family of them. A verb calls the daemon through `client.rs`, prints through `output.rs`
-//! and gives back an exit code; verbs do not call each other.
+//! One file per verb or small family of verbs. A verb calls the daemon through `client.rs`, prints through `output.rs`
+//! and returns an exit code. Verbs do not call each other.
 
 mod agents;
 mod answer;
@@ -49,20 +49,18 @@ use crate::output::CliOutput;
 /// What every verb is given.
 #[derive(Debug)]
 pub(crate) struct VerbContext {
-    /// Where it prints.
     pub(crate) out: CliOutput,
-    /// Which daemon it talks to.
     pub(crate) locator: DaemonLocator,
 }
 
 impl VerbContext {
-    /// A client of the daemon, which is started if none answers.
+    /// A client connected to the daemon. Starts a daemon if none answers.
     pub(crate) async fn client(&self) -> Result<DaemonClient> {
         self.locator.connect_or_start(&self.out).await
     }
 }
 
-/// Does what the command line says.
+/// Runs the verb that the command line names.
 pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<CliExitCode> {
     match verb {
         CliVerb::Run(flags) => run::run(context, flags).await,
@@ -102,9 +100,9 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Workers { verb: Some(verb) } => workers::run_workers_verb(context, verb).await,
         CliVerb::Worker { verb: Some(WorkerVerb::Join(flags)), .. } => join::join(context, flags).await,
         CliVerb::Worker { serve: Some(flags), verb: None } => worker::worker(context, flags).await,
-        CliVerb::Worker { serve: None, verb: None } => {
-            Err(CliFailure::Usage("say --listen ADDR and --agent A, or `qd worker join URL`".to_owned()))
-        }
+        CliVerb::Worker { serve: None, verb: None } => Err(CliFailure::Usage(
+            "use `qd worker --listen ADDR --agent AGENT` or `qd worker join URL`".to_owned(),
+        )),
         CliVerb::Stop { workers } => stop::stop(context, workers).await,
         CliVerb::Config => config::config(context),
         CliVerb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,

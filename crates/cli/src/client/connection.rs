@@ -1,5 +1,5 @@
-//! One connection to a daemon. Whoever holds the [`Wire`] owns the task that moves its bytes, and ends it by dropping
-//! it.
+//! One HTTP connection to a daemon. [`DaemonHttpConnection`] owns the task that moves the bytes; dropping it ends the
+//! task.
 
 use std::time::Duration;
 
@@ -17,24 +17,23 @@ use tokio::task::JoinHandle;
 use super::host::DaemonHost;
 use super::tls::CertificateTrust;
 
-/// How long a connection may take to be made. A daemon on this machine takes less than a millisecond.
+/// Time limit for connecting. A daemon on this machine takes less than a millisecond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An open connection.
 #[derive(Debug)]
 pub(super) struct DaemonHttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    /// Moves the bytes; ended with us.
+    /// Moves the bytes. Aborted on drop.
     connection_task: JoinHandle<()>,
 }
 
 impl DaemonHttpConnection {
-    /// Whether it still takes a request.
+    /// Whether the connection accepts another request.
     pub(super) fn is_open(&self) -> bool {
         self.sender.is_ready()
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of the response.
     pub(super) async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
         self.sender.ready().await?;
         self.sender.send_request(request).await
@@ -47,10 +46,9 @@ impl Drop for DaemonHttpConnection {
     }
 }
 
-/// Connects.
 pub(super) async fn connect_with_timeout(host: &DaemonHost) -> anyhow::Result<DaemonHttpConnection> {
     match tokio::time::timeout(CONNECT_TIMEOUT, connect(host)).await {
-        Ok(wire) => wire,
+        Ok(connection) => connection,
         Err(_) => bail!("no connection within {} s", CONNECT_TIMEOUT.as_secs()),
     }
 }
@@ -76,7 +74,7 @@ async fn http_handshake(
 ) -> anyhow::Result<DaemonHttpConnection> {
     let (sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.context("the peer does not speak HTTP")?;
-    // A broken connection is told to whoever waits on the sender or the body; there is nobody else to tell.
-    let mover = tokio::spawn(async move { drop(connection.with_upgrades().await) });
-    Ok(DaemonHttpConnection { sender, connection_task: mover })
+    // The error can be dropped: a broken connection also fails the sender and the response body.
+    let connection_task = tokio::spawn(async move { drop(connection.with_upgrades().await) });
+    Ok(DaemonHttpConnection { sender, connection_task })
 }

@@ -1,25 +1,23 @@
-//! Where a daemon listens, as `--host` says it.
+//! The address of a daemon, as `--host` and `QD_HOST` give it.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// An address of a daemon.
+/// The address of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DaemonHost {
-    /// A socket file of this machine.
+    /// A socket file on this machine.
     Unix(PathBuf),
-    /// A port, with TLS or without.
     Tcp {
-        /// `HOST:PORT`, an IPv6 address in brackets.
+        /// `HOST:PORT`, with an IPv6 address in brackets.
         authority: String,
-        /// Whether it is `https`.
         tls: bool,
     },
 }
 
 impl DaemonHost {
-    /// The `Host` header.
+    /// The value of the `Host` header.
     pub(crate) fn host_header(&self) -> &str {
         match self {
             Self::Unix(_) => "localhost",
@@ -27,7 +25,7 @@ impl DaemonHost {
         }
     }
 
-    /// The name without the port, as certificates have it.
+    /// The host name without the port, as certificates contain it.
     pub(crate) fn server_name(&self) -> &str {
         let name = self.host_header();
         let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
@@ -39,7 +37,7 @@ impl FromStr for DaemonHost {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const FORMS: &str = "a host is unix:PATH, http://HOST:PORT or https://HOST:PORT";
+        const FORMS: &str = "expected unix:PATH, http://HOST:PORT or https://HOST:PORT";
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return if path.is_empty() { Err(FORMS.to_owned()) } else { Ok(Self::Unix(path.into())) };
@@ -89,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_refused_with_the_forms() {
+    fn an_invalid_host_is_refused_with_the_valid_forms() {
         for text in [
             "",
             "unix:",
@@ -112,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_asked_for_by_name_alone() {
+    fn a_certificate_is_checked_against_the_name_without_port() {
         assert_eq!("https://box.example:443".parse::<DaemonHost>().unwrap().server_name(), "box.example");
         assert_eq!("https://[::1]:443".parse::<DaemonHost>().unwrap().server_name(), "::1");
     }

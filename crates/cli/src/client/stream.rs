@@ -1,6 +1,6 @@
-//! Events as they happen. A task of its own reads the stream and, when the connection breaks, opens it again after the
-//! last event that it gave: the reader sees every event once, in order. A daemon that died is replaced; one that was
-//! stopped on purpose ends its streams properly, and is only waited for.
+//! The stream of events. A background task reads it and, when the connection breaks, reconnects after the last event
+//! that it delivered, so the reader gets every event once and in order. If the daemon died, a new one is started; a
+//! daemon that was stopped on purpose ends its streams cleanly, and the task only waits for the next one.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,42 +16,38 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{DaemonClient, MAX_DOWNTIME};
 use crate::failure::{CliFailure, Result};
 
-/// Events that may wait for the reader; beyond them the daemon waits, and nobody else.
+/// Events that may wait for the reader. When the queue is full the task stops reading the connection.
 const QUEUE_CAPACITY: usize = 256;
-/// Before the first attempt to connect again; doubled before each one after it.
+/// Delay before the first reconnect; doubled before each further one.
 const FIRST_RECONNECT_DELAY: Duration = Duration::from_millis(50);
-/// Between two attempts at most.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
-/// Silence after which a connection counts as broken: three heartbeats missed.
+/// A connection that is silent for this long counts as broken: three heartbeats are missing.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(3 * limits::HEARTBEAT_S);
 
-/// The longest frame: an event's data at its limit, and more than enough for all around it.
+/// The longest SSE frame: the largest event data, and ample space for the rest of the frame.
 const FRAME_MAX: usize = 2 * limits::EVENT_MAX;
 
-/// One event with the line that it came as.
+/// One event and the JSON that the daemon sent for it.
 #[derive(Debug)]
 pub(crate) struct ReceivedEvent {
-    /// The event.
     pub(crate) event: Event,
-    /// The same as JSON, as the daemon sent it.
+    /// The event as JSON on one line, byte for byte as the daemon sent it.
     pub(crate) line: String,
 }
 
-/// What a stream gives next.
 #[derive(Debug)]
 pub(crate) enum EventStreamItem {
-    /// An event.
     Event(Box<ReceivedEvent>),
-    /// The connection broke before the first event, so that nobody knows what came meanwhile. The stream goes on from
-    /// now; whoever must not miss anything looks again.
+    /// The connection broke before the first event, so there was no cursor to resume from and events may be missing.
+    /// The stream continues from now; a caller that must not miss anything has to query the state again.
     Gap,
 }
 
-/// A stream of events.
+/// A stream of events that survives broken connections and daemon restarts.
 #[derive(Debug)]
 pub(crate) struct EventStream {
     queue: mpsc::Receiver<StreamReaderMessage>,
-    /// What came while we waited for the stream to be ready.
+    /// Messages that arrived before the stream was ready.
     early: VecDeque<StreamReaderMessage>,
     reader: JoinHandle<()>,
 }
@@ -64,12 +60,12 @@ enum StreamReaderMessage {
 }
 
 impl EventStream {
-    /// Everything on `path` after `cursor`, then whatever happens.
+    /// All events on `path` after `cursor`, then live events.
     pub(crate) fn after(client: &DaemonClient, path: &str, cursor: Seq) -> Self {
         Self::start(client, path, Some(cursor))
     }
 
-    /// Whatever is accepted from now on: returns once the daemon says that nothing will be missed.
+    /// Live events from now on. Returns once the daemon has sent `ready`: no later event will be missed.
     pub(crate) async fn from_now(client: &DaemonClient, path: &str) -> Result<Self> {
         let mut stream = Self::start(client, path, None);
         loop {
@@ -82,7 +78,7 @@ impl EventStream {
         }
     }
 
-    /// The next event. May be given up and called again; nothing is lost by it.
+    /// The next event. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<EventStreamItem> {
         loop {
             let item = match self.early.pop_front() {
@@ -122,76 +118,76 @@ fn stream_ended() -> CliFailure {
     CliFailure::Unreachable("the event stream ended".to_owned())
 }
 
-/// The task behind a stream.
+/// The background task of an [`EventStream`].
 struct EventStreamReader {
     client: DaemonClient,
     path: String,
-    /// Where the stream goes on after a break, in the daemon's words.
+    /// Where to resume after a broken connection, as an opaque `Last-Event-ID`.
     cursor: Option<String>,
-    /// The last event given, against a repeat.
+    /// The last event delivered. Events up to it are dropped as repeats.
     last_seq: Option<Seq>,
-    /// Whether the daemon has said `ready` before.
+    /// Whether the daemon has sent `ready` before.
     ready: bool,
     queue: mpsc::Sender<StreamReaderMessage>,
 }
 
-/// Why one connection's reading ended.
+/// Why reading one connection ended.
 enum StreamReadEnd {
-    /// It broke; another one may go on.
+    /// The connection broke; the task reconnects.
     Broken(CliFailure),
-    /// The daemon ended it: it is being stopped.
+    /// The daemon closed the stream because it is shutting down.
     ClosedByDaemon,
-    /// Nobody listens any more, or nothing can be done.
+    /// The receiver is gone, or the error is permanent.
     Finished,
 }
 
 impl EventStreamReader {
     async fn read(mut self) {
-        let mut pause = FIRST_RECONNECT_DELAY;
+        let mut delay = FIRST_RECONNECT_DELAY;
         let mut away_since = Instant::now();
         let mut stopped = false;
         loop {
-            let mut heard = false;
-            let stop = self.read_connection(&mut heard).await;
-            if heard {
-                (pause, away_since) = (FIRST_RECONNECT_DELAY, Instant::now());
-                stopped = matches!(stop, StreamReadEnd::ClosedByDaemon);
+            let mut connected = false;
+            let end = self.read_connection(&mut connected).await;
+            if connected {
+                (delay, away_since) = (FIRST_RECONNECT_DELAY, Instant::now());
+                stopped = matches!(end, StreamReadEnd::ClosedByDaemon);
                 if stopped {
                     self.client.note_stopped();
                 }
             }
-            let failure = match stop {
+            let failure = match end {
                 StreamReadEnd::Finished => return,
                 StreamReadEnd::Broken(failure) => failure,
                 StreamReadEnd::ClosedByDaemon => stream_ended(),
             };
-            let hopeless = if stopped { None } else { self.client.ensure_running().await.err() };
+            let start_failure = if stopped { None } else { self.client.ensure_running().await.err() };
             if let Some(failure) =
-                hopeless.or_else(|| (away_since.elapsed() > MAX_DOWNTIME).then_some(failure))
+                start_failure.or_else(|| (away_since.elapsed() > MAX_DOWNTIME).then_some(failure))
             {
                 let _ = self.queue.send(StreamReaderMessage::Failed(failure)).await;
                 return;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(MAX_RECONNECT_DELAY);
+            sleep(delay).await;
+            delay = (delay * 2).min(MAX_RECONNECT_DELAY);
         }
     }
 
-    /// Reads one connection until it breaks.
-    async fn read_connection(&mut self, heard: &mut bool) -> StreamReadEnd {
-        let (wire, response) = match self.client.open_stream(&self.path, self.cursor.as_deref()).await {
+    /// Opens one connection and reads it until it ends. Sets `connected` once the daemon has accepted the stream.
+    async fn read_connection(&mut self, connected: &mut bool) -> StreamReadEnd {
+        let (connection, response) = match self.client.open_stream(&self.path, self.cursor.as_deref()).await {
             Ok(opened) => opened,
-            // A daemon that is going down or that could not read its journal may do better later.
+            // 5xx and 429 are temporary: the daemon may be shutting down or failing to read its journal.
             Err(CliFailure::Refused(refusal)) if refusal.status < 500 && refusal.status != 429 => {
                 let _ = self.queue.send(StreamReaderMessage::Failed(CliFailure::Refused(refusal))).await;
                 return StreamReadEnd::Finished;
             }
             Err(failure) => return StreamReadEnd::Broken(failure),
         };
-        *heard = true;
+        *connected = true;
         let mut body = response.into_body();
         let mut parser = SseParser::new(FRAME_MAX);
-        let stop = loop {
+        let end = loop {
             let frame = match timeout(SILENCE_TIMEOUT, body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(None) => break StreamReadEnd::ClosedByDaemon,
@@ -199,12 +195,12 @@ impl EventStreamReader {
             };
             let Some(bytes) = frame.data_ref() else { continue };
             let Ok(frames) = parser.feed(bytes) else { break StreamReadEnd::Broken(stream_ended()) };
-            if let Err(stop) = self.deliver_frames(frames).await {
-                break stop;
+            if let Err(end) = self.deliver_frames(frames).await {
+                break end;
             }
         };
-        drop(wire);
-        stop
+        drop(connection);
+        end
     }
 
     async fn deliver_frames(&mut self, frames: Vec<SseFrame>) -> Result<(), StreamReadEnd> {
@@ -223,7 +219,7 @@ impl EventStreamReader {
         Ok(())
     }
 
-    /// The stream is attached. If that happened before and nothing has come since, there is no cursor to go on from.
+    /// Handles the daemon's `ready`. A repeated `ready` without a cursor means that events may have been missed.
     fn on_ready(&mut self) -> StreamReaderMessage {
         let again = std::mem::replace(&mut self.ready, true);
         if again && self.cursor.is_none() {
@@ -233,10 +229,10 @@ impl EventStreamReader {
         }
     }
 
-    /// The event in a frame; none if it was given before.
+    /// Decodes the event in a frame. `None` if it was delivered before.
     fn decode_event(&mut self, id: Option<String>, line: String) -> Option<StreamReaderMessage> {
         let event: Event =
-            match serde_json::from_str(&line).context("an event has a shape that this qd does not know") {
+            match serde_json::from_str(&line).context("this qd does not understand an event of the daemon") {
                 Ok(event) => event,
                 Err(error) => return Some(StreamReaderMessage::Failed(error.into())),
             };

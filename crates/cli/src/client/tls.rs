@@ -1,5 +1,5 @@
-//! TLS to a daemon: a certificate that the system trusts, or exactly the one whose fingerprint was named, as
-//! `qd serve --tls self` printed it.
+//! TLS to a daemon. The certificate must be trusted by the system, or match a given fingerprint, as
+//! `qd serve --tls self` prints it.
 
 use std::sync::Arc;
 
@@ -16,31 +16,32 @@ use tokio_rustls::client::TlsStream;
 
 use super::host::DaemonHost;
 
-/// Names the one certificate to trust.
+/// Environment variable with the fingerprint of the only certificate to accept.
 const FINGERPRINT_VAR: &str = "QD_TLS_FINGERPRINT";
-/// Whose certificate is taken.
+
+/// Which certificates are accepted.
 #[derive(Debug, Clone)]
 pub(crate) struct CertificateTrust {
-    /// The one certificate, if one was named; else those that the system trusts.
+    /// SHA-256 of the only accepted certificate. `None`: certificates that the system trusts.
     pin: Option<[u8; 32]>,
-    /// What names it, for people.
+    /// The flag or variable that sets the fingerprint, for error messages.
     named_by: &'static str,
 }
 
 impl CertificateTrust {
-    /// As `QD_TLS_FINGERPRINT` says.
+    /// From `QD_TLS_FINGERPRINT`.
     pub(super) fn from_environment() -> anyhow::Result<Self> {
         let pin = std::env::var(FINGERPRINT_VAR).ok().filter(|pin| !pin.is_empty());
         Self::from_fingerprint(pin.as_deref(), FINGERPRINT_VAR)
     }
 
-    /// This certificate alone, by the fingerprint that `named_by` gives, or those that the system trusts.
+    /// Accepts only the certificate with this fingerprint, or without one those that the system trusts.
     pub(crate) fn from_fingerprint(pin: Option<&str>, named_by: &'static str) -> anyhow::Result<Self> {
         let pin = pin.map(parse_fingerprint).transpose();
-        Ok(Self { pin: pin.with_context(|| format!("{named_by} cannot be used"))?, named_by })
+        Ok(Self { pin: pin.with_context(|| format!("{named_by} is not valid"))?, named_by })
     }
 
-    /// Makes a TLS connection out of a TCP one.
+    /// Does the TLS handshake on a TCP connection.
     pub(crate) async fn handshake(
         &self,
         host: &DaemonHost,
@@ -48,7 +49,8 @@ impl CertificateTrust {
     ) -> Result<TlsStream<TcpStream>, TlsHandshakeError> {
         let config = self.config().map_err(TlsHandshakeError::Failed)?;
         let name = ServerName::try_from(host.server_name().to_owned());
-        let name = name.context("the host has no name for TLS").map_err(TlsHandshakeError::Failed)?;
+        let name =
+            name.context("TLS needs a host name or an IP address").map_err(TlsHandshakeError::Failed)?;
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
         stream.map_err(|error| match is_certificate_error(&error) {
             true => TlsHandshakeError::Untrusted(anyhow::Error::from(error).context(self.advice())),
@@ -60,14 +62,14 @@ impl CertificateTrust {
         })
     }
 
-    /// What to do about a certificate that was not taken.
+    /// What a user should do about a rejected certificate.
     fn advice(&self) -> String {
         let Self { pin, named_by } = self;
         match pin {
-            Some(_) => format!("the certificate is not the one that {named_by} names"),
+            Some(_) => format!("the daemon's certificate does not match {named_by}"),
             None => format!(
-                "the certificate is not trusted here; if it was made by `qd serve --tls self`, let {named_by} name \
-                 the fingerprint that it printed"
+                "this machine does not trust the daemon's certificate; if `qd serve --tls self` created it, set \
+                 {named_by} to the fingerprint that it printed"
             ),
         }
     }
@@ -84,36 +86,35 @@ impl CertificateTrust {
     }
 }
 
-/// Why there is no TLS connection.
+/// Why the TLS handshake failed.
 #[derive(Debug)]
 pub(crate) enum TlsHandshakeError {
-    /// Who answers is not the one we look for.
+    /// The certificate was rejected. Retrying does not help.
     Untrusted(anyhow::Error),
-    /// Something else went wrong.
     Failed(anyhow::Error),
 }
 
 impl From<TlsHandshakeError> for anyhow::Error {
-    fn from(unshaken: TlsHandshakeError) -> Self {
-        match unshaken {
+    fn from(error: TlsHandshakeError) -> Self {
+        match error {
             TlsHandshakeError::Untrusted(error) | TlsHandshakeError::Failed(error) => error,
         }
     }
 }
 
-/// Whether it was the certificate that was not taken.
+/// Whether the handshake failed because the certificate was rejected.
 fn is_certificate_error(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Whether the other side answered with something that is no TLS at all.
+/// Whether the peer answered with something other than TLS.
 fn is_not_tls(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::InvalidMessage(_)))
 }
 
-/// Thirty-two bytes in hexadecimal, with colons or without, `sha256:` before them or not.
+/// Parses 32 bytes in hexadecimal, with or without colons and a `sha256:` prefix.
 fn parse_fingerprint(text: &str) -> anyhow::Result<[u8; 32]> {
     let lower = text.trim().to_ascii_lowercase();
     let hex = lower.strip_prefix("sha256:").unwrap_or(&lower).replace(':', "");
@@ -121,13 +122,13 @@ fn parse_fingerprint(text: &str) -> anyhow::Result<[u8; 32]> {
         bail!("`{text}` is not a SHA-256 in hexadecimal");
     }
     let mut bytes = [0; 32];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).map_err(|error| anyhow!(error))?;
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).map_err(|error| anyhow!(error))?;
     }
     Ok(bytes)
 }
 
-/// Trusts one certificate and no other. Who holds its key is still proven by the handshake's signature.
+/// Accepts one certificate and no other. The handshake's signature still proves that the peer holds its key.
 #[derive(Debug)]
 struct PinnedCertificateVerifier {
     sha256: [u8; 32],
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_certificate_that_was_not_taken_calls_for_another() {
+    fn only_a_rejected_certificate_is_reported_as_untrusted() {
         let refused = |error: rustls::Error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
         assert!(is_certificate_error(&refused(CertificateError::UnknownIssuer.into())));
         assert!(!is_certificate_error(&refused(rustls::Error::HandshakeNotComplete)));

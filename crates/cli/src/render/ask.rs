@@ -1,5 +1,5 @@
-//! An ask for people: what the agent wants, how to answer it from another terminal, how to answer it right here, and
-//! what a line typed in answer means. It decides nothing; the daemon judges every answer.
+//! Asks as text: what the agent wants, the commands that answer it, the prompt for answering in place, and the parsing
+//! of a typed answer. The daemon validates every answer; nothing is decided here.
 
 use qd_protocol::api::AnswerRequest;
 use qd_protocol::event::{Ask, AskAnswer, AskKind, AskStatus, PermissionDecision};
@@ -7,7 +7,7 @@ use qd_protocol::policy::Risk;
 
 use super::{text, tool};
 
-/// How much of a question a line shows.
+/// How much of a question one line shows.
 const PREVIEW_CHARS: usize = 200;
 
 /// What the agent wants, in one line.
@@ -21,7 +21,7 @@ pub(crate) fn summary(ask: &Ask) -> String {
     }
 }
 
-/// What the agent wants, with the id, the risk and, of a question, what it may be answered with.
+/// What the agent wants, with the id, the risk and the options of a question.
 pub(crate) fn format_ask(ask: &Ask) -> String {
     let mut out = match ask.kind {
         AskKind::Permission => format!("ask {}: {} (risk {})\n", ask.id, summary(ask), risk_name(ask.risk)),
@@ -34,13 +34,13 @@ pub(crate) fn format_ask(ask: &Ask) -> String {
             out.push_str(&format!("    {line}\n"));
         }
     }
-    for (at, option) in ask.options.iter().enumerate() {
-        out.push_str(&format!("    {}. {}\n", at + 1, text::strip_controls(option)));
+    for (i, option) in ask.options.iter().enumerate() {
+        out.push_str(&format!("    {}. {}\n", i + 1, text::strip_controls(option)));
     }
     out
 }
 
-/// The commands that answer it from anywhere, one a line.
+/// The commands that answer the ask from any terminal, one per line.
 pub(crate) fn answer_commands(ask: &Ask) -> String {
     match ask.kind {
         AskKind::Permission => format!("    qd allow {0}\n    qd deny {0} [REASON]\n", ask.id),
@@ -48,7 +48,7 @@ pub(crate) fn answer_commands(ask: &Ask) -> String {
     }
 }
 
-/// The prompt line of a terminal.
+/// The prompt for answering on the terminal.
 pub(crate) fn answer_prompt(ask: &Ask) -> String {
     match ask.kind {
         AskKind::Permission if ask.risk == Risk::High => {
@@ -60,7 +60,7 @@ pub(crate) fn answer_prompt(ask: &Ask) -> String {
     }
 }
 
-/// What a typed line means as an answer, or what to say instead. An empty line is never one.
+/// Parses a typed line as an answer. The error is the text to print instead; an empty line is never an answer.
 pub(crate) fn parse_answer(ask: &Ask, line: &str) -> Result<AnswerRequest, String> {
     let line = line.trim();
     if line.is_empty() {
@@ -82,7 +82,7 @@ pub(crate) fn parse_answer(ask: &Ask, line: &str) -> Result<AnswerRequest, Strin
 /// How an ask ended, in a few words.
 pub(crate) fn describe_outcome(state: AskStatus, answer: Option<&AskAnswer>) -> String {
     let Some(answer) = answer else {
-        return if state == AskStatus::Pending { "waits" } else { "withdrawn" }.to_owned();
+        return if state == AskStatus::Pending { "pending" } else { "withdrawn" }.to_owned();
     };
     let reason = answer.reason.as_deref().filter(|reason| !reason.is_empty());
     match (answer.decision, &answer.value) {
@@ -97,7 +97,7 @@ pub(crate) fn describe_outcome(state: AskStatus, answer: Option<&AskAnswer>) -> 
     }
 }
 
-/// The risk as it stands on the wire.
+/// The name of a risk, as in JSON.
 pub(crate) fn risk_name(risk: Risk) -> &'static str {
     match risk {
         Risk::Low => "low",
@@ -106,7 +106,7 @@ pub(crate) fn risk_name(risk: Risk) -> &'static str {
     }
 }
 
-/// One of the options, named in full or by its number; anything, if there are none.
+/// The chosen option, by full text or by number. Without options, any text is an answer.
 fn choose_option(options: &[String], line: &str) -> Result<String, String> {
     if options.is_empty() {
         return Ok(line.to_owned());
@@ -115,7 +115,7 @@ fn choose_option(options: &[String], line: &str) -> Result<String, String> {
         return Ok(exact.clone());
     }
     let numbered = line.parse::<usize>().ok().and_then(|number| options.get(number.checked_sub(1)?));
-    numbered.cloned().ok_or_else(|| format!("one of: {}\n", options.join(", ")))
+    numbered.cloned().ok_or_else(|| format!("answer with one of: {}\n", options.join(", ")))
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ pub(crate) mod tests {
         let ask = permission(Risk::High);
         assert_eq!(format_ask(&ask), "ask ask_1: Bash: git push (risk high)\n");
         assert_eq!(answer_commands(&ask), "    qd allow ask_1\n    qd deny ask_1 [REASON]\n");
-        assert!(!answer_prompt(&ask).contains("always"), "high risk is never allowed for good");
+        assert!(!answer_prompt(&ask).contains("always"), "a high-risk request offers no `always`");
         assert_eq!(format_ask(&question(&["red", "blue"])), "ask ask_1: Which?\n    1. red\n    2. blue\n");
     }
 
@@ -172,7 +172,7 @@ pub(crate) mod tests {
         assert_eq!(decide(" Always "), ("allow_always".to_owned(), None));
         assert_eq!(decide("n"), ("deny".to_owned(), None));
         assert_eq!(decide("use git pull"), ("deny".to_owned(), Some("use git pull".to_owned())));
-        assert!(parse_answer(&permission(Risk::Medium), "  ").is_err(), "an empty line is no answer");
+        assert!(parse_answer(&permission(Risk::Medium), "  ").is_err(), "an empty line is not an answer");
     }
 
     #[test]
@@ -183,7 +183,7 @@ pub(crate) mod tests {
         assert_eq!(
             parse_answer(&ask, "2").unwrap().value.as_deref(),
             Some("2"),
-            "a name goes before a number"
+            "the full text wins over the number"
         );
         assert!(parse_answer(&ask, "0").is_err());
         assert!(parse_answer(&ask, "green").is_err());

@@ -1,5 +1,5 @@
-//! A conversation as text: what the agent says, and around it what it thinks, does and asks. It turns events into
-//! pieces for one of two channels and keeps the lines whole; where the channels go is the verb's choice.
+//! A conversation as text: the agent's answer, and around it its thoughts, tool calls and asks. Events become pieces of
+//! text for one of two channels, with lines kept whole. The verb decides where the channels go.
 
 use qd_protocol::event::{
     Event, EventBody, MessageDelta, MessagePart, MessageRole, QueueReason, RunFinished, RunStopCause,
@@ -11,59 +11,57 @@ use serde_json::Value;
 use super::style::TextStyle;
 use super::{ask, text, tool};
 
-/// How much of a plan's entry or a notice a line shows.
+/// How much of a plan entry or a reason one line shows.
 const PREVIEW_CHARS: usize = 200;
 
-/// Where a piece belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputChannel {
-    /// The agent's own words: data.
+    /// The agent's own text: data.
     Answer,
-    /// Everything around them.
+    /// Everything else.
     Aside,
 }
 
-/// Some text for one channel.
+/// A piece of text for one channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ChannelText {
-    /// Where it belongs.
     pub(crate) channel: OutputChannel,
-    /// The text, with its own line ends.
+    /// The text, including its newlines.
     pub(crate) text: String,
 }
 
 /// How a conversation is shown.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConversationOptions {
-    /// Colours of the asides.
+    /// Style of the asides.
     pub(crate) style: TextStyle,
-    /// Whether both channels end on the same screen or file, so that one must begin a line where the other left off.
+    /// Whether both channels go to the same screen or file, so an aside must not start in the middle of the answer's
+    /// line.
     pub(crate) shared_screen: bool,
-    /// Whether the prompts are shown too. `qd run` does not repeat what was just typed.
+    /// Whether prompts and usage are shown too. `qd run` does not repeat what was just typed.
     pub(crate) show_prompts: bool,
-    /// Whether the agent's words go to a terminal and are cleaned of control characters.
+    /// Whether the answer goes to a terminal, so control characters must be stripped.
     pub(crate) strip_controls: bool,
 }
 
-/// A conversation so far, as far as its lines depend on it.
+/// Renders the events of a session one by one. Holds only the state that later lines depend on.
 #[derive(Debug)]
 pub(crate) struct ConversationRenderer {
     options: ConversationOptions,
-    /// Whether the answer's last line is unfinished.
+    /// Whether the answer's last line lacks its newline.
     answer_open: bool,
-    /// Whether a thought's last line is unfinished.
+    /// Whether a thought's last line lacks its newline.
     thought_open: bool,
-    /// The run whose words have been streamed, so that its result is not said again.
+    /// The run whose text has been streamed, so its result is not printed again.
     streamed_run: Option<RunId>,
 }
 
 impl ConversationRenderer {
-    /// One that has not begun.
     pub(crate) fn new(options: ConversationOptions) -> Self {
         Self { options, answer_open: false, thought_open: false, streamed_run: None }
     }
 
-    /// What one more event adds. A kind that this version does not know adds nothing.
+    /// The text that one more event adds. Unknown kinds add nothing.
     pub(crate) fn render_event(&mut self, event: &Event) -> Vec<ChannelText> {
         let data = event.data.to_string();
         let Ok(Some(body)) = EventBody::decode(&event.kind, data.as_bytes()) else { return Vec::new() };
@@ -72,12 +70,12 @@ impl ConversationRenderer {
         out
     }
 
-    /// Whether words of this run have been shown already.
+    /// Whether text of this run has been shown already.
     pub(crate) fn has_streamed(&self, run: Option<&RunId>) -> bool {
         self.streamed_run.is_some() && self.streamed_run.as_ref() == run
     }
 
-    /// Ends the unfinished line of the answer. A verb that stops in the middle calls it.
+    /// Ends open lines. Also called by a verb that stops in the middle of an answer.
     pub(crate) fn end_line(&mut self) -> Vec<ChannelText> {
         let mut out = Vec::new();
         self.end_thought(&mut out);
@@ -122,17 +120,17 @@ impl ConversationRenderer {
             EventBody::SteerAccepted(steer) => self.render_user_text(out, "steer> ", &steer.text),
             EventBody::SteerMissed(missed) => {
                 let line = if missed.next_run_id.is_some() {
-                    "the turn did not take the steer; it runs next as a prompt"
+                    "the steer came too late for this turn; it runs next as a prompt"
                 } else {
-                    "the turn did not take the steer; its run was cancelled"
+                    "the steer was not delivered: its run was cancelled"
                 };
                 self.push_aside(out, &style.dim(line));
             }
             EventBody::RunQueued(queued) => {
                 let why = match queued.reason {
                     QueueReason::Busy => "behind another run",
-                    QueueReason::Halted => "a halt is set (`qd unhalt` lifts it)",
-                    QueueReason::Capacity => "too many agents are alive",
+                    QueueReason::Halted => "halted (`qd unhalt` lifts it)",
+                    QueueReason::Capacity => "waiting for a free agent slot",
                 };
                 self.push_aside(out, &style.dim(&format!("queued at {}: {why}", queued.position)));
             }
@@ -147,7 +145,7 @@ impl ConversationRenderer {
                 );
             }
             EventBody::RunFinished(finished) => self.render_finished(out, run, &finished),
-            // The end of its run follows, and says it.
+            // The error of a run is part of its `run.finished`, which follows.
             EventBody::ErrorRaised(_) if run.is_some() => {}
             EventBody::ErrorRaised(error) => {
                 self.push_aside(out, &style.red(&format!("error: {}", text::strip_controls(&error.message))))
@@ -168,7 +166,7 @@ impl ConversationRenderer {
                     self.render_user_text(
                         out,
                         "> ",
-                        &format!("{text}… ({} in all)", text::format_size(blob.size)),
+                        &format!("{text}… ({} in total)", text::format_size(blob.size)),
                     );
                 }
                 MessagePart::File { file } => {
@@ -179,11 +177,11 @@ impl ConversationRenderer {
         }
     }
 
-    /// A person's words: a mark before the first line, as much room before the others.
-    fn render_user_text(&mut self, out: &mut Vec<ChannelText>, mark: &str, words: &str) {
-        let indent = format!("\n{}", " ".repeat(mark.len()));
-        let words = text::strip_controls(words.trim_end()).replace('\n', &indent);
-        self.push_aside(out, &self.options.style.cyan(&format!("{mark}{words}")));
+    /// Renders text of a user, with `prefix` before the first line and the other lines indented to match.
+    fn render_user_text(&mut self, out: &mut Vec<ChannelText>, prefix: &str, content: &str) {
+        let indent = format!("\n{}", " ".repeat(prefix.len()));
+        let content = text::strip_controls(content.trim_end()).replace('\n', &indent);
+        self.push_aside(out, &self.options.style.cyan(&format!("{prefix}{content}")));
     }
 
     fn render_delta(&mut self, out: &mut Vec<ChannelText>, run: Option<&RunId>, delta: &MessageDelta) {
@@ -202,22 +200,22 @@ impl ConversationRenderer {
         self.push_answer(out, &delta.text);
     }
 
-    fn push_answer(&mut self, out: &mut Vec<ChannelText>, words: &str) {
-        let words = if self.options.strip_controls { text::strip_controls(words) } else { words.to_owned() };
-        self.answer_open = !words.ends_with('\n');
-        out.push(ChannelText { channel: OutputChannel::Answer, text: words });
+    fn push_answer(&mut self, out: &mut Vec<ChannelText>, answer: &str) {
+        let text = if self.options.strip_controls { text::strip_controls(answer) } else { answer.to_owned() };
+        self.answer_open = !text.ends_with('\n');
+        out.push(ChannelText { channel: OutputChannel::Answer, text });
     }
 
     fn render_thought(&mut self, out: &mut Vec<ChannelText>, delta: &MessageDelta) {
-        let words = text::strip_controls(&delta.text);
-        if words.is_empty() || delta.after_run.is_some() {
+        let thought = text::strip_controls(&delta.text);
+        if thought.is_empty() || delta.after_run.is_some() {
             return;
         }
         if !self.thought_open {
             self.break_answer(out);
         }
-        self.thought_open = !words.ends_with('\n');
-        out.push(ChannelText { channel: OutputChannel::Aside, text: self.options.style.dim(&words) });
+        self.thought_open = !thought.ends_with('\n');
+        out.push(ChannelText { channel: OutputChannel::Aside, text: self.options.style.dim(&thought) });
     }
 
     fn render_tool_started(&mut self, out: &mut Vec<ChannelText>, call: &ToolCallEvent) {
@@ -231,21 +229,21 @@ impl ConversationRenderer {
         let result =
             result.or_else(|| call.text.clone().map(Value::String).as_ref().and_then(tool::summarize_result));
         if call.is_error == Some(true) {
-            let what = result.unwrap_or_else(|| "no output".to_owned());
-            self.push_aside(out, &self.options.style.red(&format!("tool failed: {what}")));
-        } else if let Some(what) = result {
-            self.push_aside(out, &self.options.style.dim(&format!("  = {what}")));
+            let output = result.unwrap_or_else(|| "no output".to_owned());
+            self.push_aside(out, &self.options.style.red(&format!("tool failed: {output}")));
+        } else if let Some(output) = result {
+            self.push_aside(out, &self.options.style.dim(&format!("  = {output}")));
         }
     }
 
     fn render_finished(&mut self, out: &mut Vec<ChannelText>, run: Option<&RunId>, finished: &RunFinished) {
         self.end_thought(out);
-        let said = self.has_streamed(run);
-        if said {
-            // Only then: one that leaves the queue ends while another speaks.
+        let streamed = self.has_streamed(run);
+        if streamed {
+            // Only for its own run: a queued run can be cancelled while another one is streaming.
             self.streamed_run = None;
         }
-        if !said && !finished.text.is_empty() {
+        if !streamed && !finished.text.is_empty() {
             self.push_answer(out, &finished.text);
         }
         out.extend(self.end_line());
@@ -256,10 +254,10 @@ impl ConversationRenderer {
             other => self.push_aside(out, &style.red(&describe_failure(other, finished))),
         }
         if finished.processes.survivors > 0 {
-            let line = format!("{} processes would not die", finished.processes.survivors);
+            let line = format!("{} processes could not be killed", finished.processes.survivors);
             self.push_aside(out, &style.red(&line));
         }
-        // Who has just typed the prompt wants the answer; who reads what happened wants to know what it cost, too.
+        // `qd run` prints only the answer; `qd logs` and `qd attach` also print what the run cost.
         if self.options.show_prompts
             && let Some(line) = describe_usage(finished.usage)
         {
@@ -267,7 +265,7 @@ impl ConversationRenderer {
         }
     }
 
-    /// A line of its own beside the answer.
+    /// Adds a line of its own to the asides.
     fn push_aside(&mut self, out: &mut Vec<ChannelText>, line: &str) {
         self.end_thought(out);
         self.break_answer(out);
@@ -280,7 +278,7 @@ impl ConversationRenderer {
         }
     }
 
-    /// Where both channels share a screen, leaves the answer's unfinished line. The break itself is no data.
+    /// Ends the answer's open line if both channels share a screen. The newline is an aside, because it is not data.
     fn break_answer(&mut self, out: &mut Vec<ChannelText>) {
         if self.options.shared_screen && std::mem::take(&mut self.answer_open) {
             out.push(ChannelText { channel: OutputChannel::Aside, text: "\n".to_owned() });
@@ -288,7 +286,7 @@ impl ConversationRenderer {
     }
 }
 
-/// What a run used, if it reported anything.
+/// The tokens and money that a run used. `None` if the agent reported nothing.
 fn describe_usage(usage: TokenUsage) -> Option<String> {
     let TokenUsage { input_tokens, output_tokens, cost_usd } = usage;
     if usage == TokenUsage::default() {
@@ -298,7 +296,7 @@ fn describe_usage(usage: TokenUsage) -> Option<String> {
     Some(format!("used {input_tokens} tokens in, {output_tokens} out{money}"))
 }
 
-/// A finish reason as it stands on the wire.
+/// The name of a finish reason, as in JSON.
 pub(crate) fn finish_reason_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::EndTurn => "end_turn",
@@ -313,14 +311,14 @@ pub(crate) fn finish_reason_name(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Why a run did not end well, with what the agent said last.
-fn describe_failure(why: FinishReason, finished: &RunFinished) -> String {
+/// Why a run failed, with the last lines of the agent's stderr.
+fn describe_failure(reason: FinishReason, finished: &RunFinished) -> String {
     let Some(error) = &finished.error else {
-        let lost = if why == FinishReason::Interrupted { " (its worker was lost)" } else { "" };
-        return format!("run ended: {}{lost}", finish_reason_name(why));
+        let lost = if reason == FinishReason::Interrupted { " (its worker was lost)" } else { "" };
+        return format!("run ended: {}{lost}", finish_reason_name(reason));
     };
     let mut line =
-        format!("run ended: {}: {}", finish_reason_name(why), text::strip_controls(&error.message));
+        format!("run ended: {}: {}", finish_reason_name(reason), text::strip_controls(&error.message));
     if let Some(status) = error.exit_status {
         line.push_str(&format!(" (exit status {status})"));
     }
@@ -333,13 +331,13 @@ fn describe_failure(why: FinishReason, finished: &RunFinished) -> String {
 fn describe_stop_cause(cause: RunStopCause) -> &'static str {
     match cause {
         RunStopCause::User => "cancelled",
-        RunStopCause::Parent => "the session above was cancelled",
+        RunStopCause::Parent => "the parent session was cancelled",
         RunStopCause::Fleet => "its fleet was stopped",
-        RunStopCause::Close => "the session closes",
-        RunStopCause::Halt => "a halt was set",
-        RunStopCause::Timeout => "over its time",
-        RunStopCause::MaxTurns => "over its turns",
-        RunStopCause::Budget => "over its budget",
+        RunStopCause::Close => "the session is being closed",
+        RunStopCause::Halt => "everything was halted",
+        RunStopCause::Timeout => "timeout reached",
+        RunStopCause::MaxTurns => "turn limit reached",
+        RunStopCause::Budget => "budget exceeded",
     }
 }
 

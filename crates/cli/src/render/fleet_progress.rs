@@ -1,5 +1,5 @@
-//! A fleet at work, as people see it: who does what since when, for how much, and what was said last. It is fed events
-//! and gives lines; where they go is not its business.
+//! The progress of a running fleet: state, time, cost and last line of each session. It takes events and returns lines;
+//! the caller prints them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,41 +10,39 @@ use qd_protocol::{Event, Millis, SessionId};
 use super::style::TextStyle;
 use super::{text, tool};
 
-/// How much of a last line is kept; a terminal shows less.
+/// How much of a session's last line is kept. The terminal's width cuts it further.
 const LAST_LINE_CHARS: usize = 200;
 
-/// All of it.
+/// The progress of all sessions of a fleet.
 #[derive(Debug)]
 pub(crate) struct FleetProgress {
     sessions: Vec<SessionProgress>,
+    /// Index into `sessions`.
     by_session: HashMap<SessionId, usize>,
     since: Millis,
-    /// How it stands.
     pub(crate) state: FleetStatus,
-    /// What came of it.
     pub(crate) result: Option<String>,
 }
 
-/// One session.
 #[derive(Debug)]
 struct SessionProgress {
     name: String,
     agent: String,
-    /// Where it stands in the tree: what is drawn before its name.
+    /// The tree lines that are drawn before the name.
     branch: String,
     state: ProgressState,
-    /// Since when it does that.
+    /// When the session entered `state`.
     since: Millis,
-    /// How long its runs have taken.
+    /// Total duration of its runs, up to `since`.
     took_ms: u64,
     runs: u32,
     cost_usd: f64,
-    /// The line that it is in the middle of saying.
+    /// The line that the agent is still writing.
     open_line: String,
+    /// The line that is shown: the last one that is not blank.
     last_line: String,
 }
 
-/// What a session does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProgressState {
     Idle,
@@ -55,15 +53,14 @@ enum ProgressState {
     Ended(TriggerOutcome),
 }
 
-/// Something that happened, for those who read lines.
+/// One line about an event, for output that is not a terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProgressLine {
-    /// In one line.
     pub(crate) line: String,
 }
 
 impl FleetProgress {
-    /// Of a fleet that has just been started.
+    /// For a fleet that has just been started.
     pub(crate) fn new(fleet: &Fleet, spec: &FleetSpec) -> Self {
         let order = super::plan::session_tree(spec);
         let sessions: Vec<SessionProgress> = order
@@ -84,7 +81,9 @@ impl FleetProgress {
         let by_session = sessions
             .iter()
             .enumerate()
-            .filter_map(|(at, seat)| Some((fleet.sessions.get(&seat.name)?.session_id.clone(), at)))
+            .filter_map(|(index, session)| {
+                Some((fleet.sessions.get(&session.name)?.session_id.clone(), index))
+            })
             .collect();
         Self { sessions, by_session, since: fleet.created_at, state: fleet.state, result: None }
     }
@@ -97,19 +96,22 @@ impl FleetProgress {
         }
     }
 
-    /// The name of a session.
+    /// The name of a session in the fleet file.
     pub(crate) fn session_name(&self, session: &SessionId) -> Option<&str> {
-        self.by_session.get(session).and_then(|at| self.sessions.get(*at)).map(|seat| seat.name.as_str())
+        let index = *self.by_session.get(session)?;
+        self.sessions.get(index).map(|session| session.name.as_str())
     }
 
-    /// Takes an event in; gives what there is to say of it in a line.
+    /// Applies an event and returns a line about it, if it deserves one.
     pub(crate) fn apply_event(&mut self, event: &Event, body: &EventBody) -> Option<ProgressLine> {
-        let at = event.session_id.as_ref().and_then(|session| self.by_session.get(session)).copied();
-        let said = match at.and_then(|at| self.sessions.get_mut(at)) {
-            Some(seat) => seat.apply_event(event.ts, body).map(|said| format!("{}: {said}", seat.name)),
+        let index = event.session_id.as_ref().and_then(|session| self.by_session.get(session)).copied();
+        let line = match index.and_then(|index| self.sessions.get_mut(index)) {
+            Some(session) => {
+                session.apply_event(event.ts, body).map(|line| format!("{}: {line}", session.name))
+            }
             None => self.apply_fleet_event(body),
         };
-        said.map(|line| ProgressLine { line })
+        line.map(|line| ProgressLine { line })
     }
 
     fn apply_fleet_event(&mut self, body: &EventBody) -> Option<String> {
@@ -145,26 +147,27 @@ impl FleetProgress {
         }
     }
 
-    /// Money that all of them have spent.
+    /// Cost of all sessions in dollars.
     pub(crate) fn cost(&self) -> f64 {
-        self.sessions.iter().map(|seat| seat.cost_usd).sum()
+        self.sessions.iter().map(|session| session.cost_usd).sum()
     }
 
-    /// All of it as lines, at most `height` of them, each at most `width` wide.
+    /// The fleet as at most `height` lines of at most `width` columns.
     pub(crate) fn lines(&self, now: Millis, style: TextStyle, width: usize, height: usize) -> Vec<String> {
         let mut lines = vec![self.title(now, style)];
-        let room = height.saturating_sub(2).max(1);
-        let names = self.sessions.iter().map(|seat| seat.label().chars().count()).max().unwrap_or(0);
-        let agents = self.sessions.iter().map(|seat| seat.agent.chars().count()).max().unwrap_or(0).min(20);
-        // Where there are more than fit, those that do something are shown.
+        let max_sessions = height.saturating_sub(2).max(1);
+        let names = self.sessions.iter().map(|session| session.label().chars().count()).max().unwrap_or(0);
+        let agents = self.sessions.iter().map(|session| session.agent.chars().count()).max();
+        let agents = agents.unwrap_or(0).min(20);
+        // If not all sessions fit, the active ones are shown.
         let mut shown: Vec<usize> = (0..self.sessions.len()).collect();
-        if shown.len() > room {
-            shown.sort_by_key(|at| (self.sessions[*at].state.rank(), *at));
-            shown.truncate(room);
+        if shown.len() > max_sessions {
+            shown.sort_by_key(|index| (self.sessions[*index].state.rank(), *index));
+            shown.truncate(max_sessions);
             shown.sort_unstable();
         }
-        for at in &shown {
-            lines.push(self.sessions[*at].render_line(now, style, names, agents, width));
+        for index in &shown {
+            lines.push(self.sessions[*index].render_line(now, style, names, agents, width));
         }
         if shown.len() < self.sessions.len() {
             lines.push(style.dim(&format!("  … and {} more", self.sessions.len() - shown.len())));
@@ -174,8 +177,8 @@ impl FleetProgress {
 
     fn title(&self, now: Millis, style: TextStyle) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for seat in &self.sessions {
-            if let Some(word) = seat.state.count_word() {
+        for session in &self.sessions {
+            if let Some(word) = session.state.count_word() {
                 *counts.entry(word).or_default() += 1;
             }
         }
@@ -187,23 +190,23 @@ impl FleetProgress {
         format!("{state}  {}{money}{counts}", format_clock(now.since(self.since)))
     }
 
-    /// What it came to, for the end: one line for each session that ran.
+    /// The summary at the end: one line for each session that ran.
     pub(crate) fn summary(&self, style: TextStyle) -> String {
         let mut out = String::new();
-        let names = self.sessions.iter().map(|seat| seat.name.chars().count()).max().unwrap_or(0);
-        for seat in self.sessions.iter().filter(|seat| seat.runs > 0) {
-            let runs = if seat.runs == 1 { String::new() } else { format!(", {} runs", seat.runs) };
-            let money = if seat.cost_usd > 0.0 {
-                format!(", {}", text::format_dollars(seat.cost_usd))
+        let names = self.sessions.iter().map(|session| session.name.chars().count()).max().unwrap_or(0);
+        for session in self.sessions.iter().filter(|session| session.runs > 0) {
+            let runs = if session.runs == 1 { String::new() } else { format!(", {} runs", session.runs) };
+            let money = if session.cost_usd > 0.0 {
+                format!(", {}", text::format_dollars(session.cost_usd))
             } else {
                 String::new()
             };
-            let pad = " ".repeat(names.saturating_sub(seat.name.chars().count()));
-            let word = seat.state.styled_word(style);
+            let pad = " ".repeat(names.saturating_sub(session.name.chars().count()));
+            let word = session.state.styled_word(style);
             out.push_str(&format!(
                 "{}{pad}  {word} ({}{runs}{money})\n",
-                seat.name,
-                format_clock(seat.took_ms)
+                session.name,
+                format_clock(session.took_ms)
             ));
         }
         out
@@ -246,13 +249,13 @@ impl SessionProgress {
                 if let ProgressState::Working | ProgressState::Asking = self.state {
                     self.took_ms += ts.since(self.since);
                 }
-                let ending = TriggerOutcome::from(finished.finish_reason);
-                self.set_state(ProgressState::Ended(ending), ts);
+                let outcome = TriggerOutcome::from(finished.finish_reason);
+                self.set_state(ProgressState::Ended(outcome), ts);
                 self.open_line.clear();
                 let head = text::first_line(&finished.text, LAST_LINE_CHARS);
                 let why =
                     finished.error.as_ref().map(|error| text::first_line(&error.message, LAST_LINE_CHARS));
-                self.last_line = why.filter(|_| ending == TriggerOutcome::Failed).unwrap_or(head);
+                self.last_line = why.filter(|_| outcome == TriggerOutcome::Failed).unwrap_or(head);
                 let reason = finish_word(finished.finish_reason);
                 let last =
                     if self.last_line.is_empty() { String::new() } else { format!(": {}", self.last_line) };
@@ -263,23 +266,23 @@ impl SessionProgress {
         None
     }
 
-    fn set_state(&mut self, does: ProgressState, ts: Millis) {
+    fn set_state(&mut self, state: ProgressState, ts: Millis) {
         if matches!(
-            (self.state, does),
+            (self.state, state),
             (ProgressState::Working | ProgressState::Asking, ProgressState::Working | ProgressState::Asking)
         ) {
             self.took_ms += ts.since(self.since);
         }
-        self.state = does;
+        self.state = state;
         self.since = ts;
     }
 
-    /// The last line that is not blank is what is shown; the one under way counts as soon as it says something.
-    fn append_text(&mut self, words: &str) {
-        self.open_line.push_str(words);
+    /// Appends streamed text and updates `last_line`, also from an unfinished line that is not blank.
+    fn append_text(&mut self, delta: &str) {
+        self.open_line.push_str(delta);
         if let Some(end) = self.open_line.rfind('\n') {
-            let whole = self.open_line[..end].lines().map(str::trim).rfind(|line| !line.is_empty());
-            if let Some(line) = whole {
+            let complete = self.open_line[..end].lines().map(str::trim).rfind(|line| !line.is_empty());
+            if let Some(line) = complete {
                 self.last_line = text::truncate(&text::strip_controls(line), LAST_LINE_CHARS);
             }
             self.open_line.drain(..=end);
@@ -316,7 +319,7 @@ impl SessionProgress {
             self.state.word(),
             self.last_line
         );
-        // Cut first, paint then: colours have no width.
+        // Truncate before adding colours: escape sequences have no width.
         let cut = text::truncate(plain.trim_end(), width.saturating_sub(1).max(20));
         let word = self.state.word();
         let painted =
@@ -349,7 +352,7 @@ impl ProgressState {
         }
     }
 
-    /// Who is shown first where not all are.
+    /// Which sessions are shown first if not all fit; lower is first.
     fn rank(self) -> u8 {
         match self {
             Self::Asking => 0,
@@ -373,7 +376,6 @@ impl ProgressState {
     }
 }
 
-/// A fleet's state, painted.
 pub(crate) fn styled_fleet_state(state: FleetStatus, style: TextStyle) -> String {
     match state {
         FleetStatus::Running => style.bold("running"),
@@ -394,7 +396,7 @@ fn finish_word(reason: FinishReason) -> String {
     }
 }
 
-/// Minutes and seconds.
+/// `M:SS` or `H:MM:SS`.
 fn format_clock(ms: u64) -> String {
     let s = ms / 1000;
     match s {

@@ -1,4 +1,4 @@
-//! A fleet on paper: who takes part and what follows on what, before anything starts.
+//! The plan of a fleet for `qd up --plan`: its sessions and routes, before anything starts.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,9 @@ use qd_protocol::fleet::{FanOutSplit, FleetRoute, FleetSpec, RouteAction};
 use super::style::TextStyle;
 use super::text;
 
-/// How much of a task or pattern a line shows.
+/// How much of a task or pattern one line shows.
 const PREVIEW_CHARS: usize = 100;
 
-/// All of it.
 pub(crate) fn render_plan(spec: &FleetSpec, style: TextStyle) -> String {
     let mut out = format!("task: {}\n", text::first_line(&spec.task, PREVIEW_CHARS));
     if let Some(budget) = spec.budget_usd {
@@ -73,8 +72,8 @@ fn describe_route(route: &FleetRoute) -> String {
     line
 }
 
-/// Its sessions, each below the one that first leads to it, with what is drawn before its name. Those that nothing leads
-/// to come last.
+/// The fleet's sessions as (name, tree lines before the name), each below the first session whose route leads to it.
+/// Sessions that no route leads to come last.
 pub(crate) fn session_tree(spec: &FleetSpec) -> Vec<(String, String)> {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     let mut order = Vec::new();
@@ -97,14 +96,14 @@ fn add_successors<'a>(
 ) {
     let mut next: Vec<&'a String> = Vec::new();
     for route in &spec.routes {
-        // Of several that are waited for, the last is where the way goes on.
+        // A join is drawn below the last of the sessions that it waits for.
         if route.when.last().is_some_and(|trigger| trigger.session == name) {
             next.extend(route.then.targets().iter().filter(|target| seen.insert(target)));
         }
     }
     let last = next.len().saturating_sub(1);
-    for (at, target) in next.into_iter().enumerate() {
-        let (branch, deeper) = if at == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+    for (i, target) in next.into_iter().enumerate() {
+        let (branch, deeper) = if i == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         order.push((target.clone(), format!("{indent}{branch}")));
         add_successors(spec, target, &format!("{indent}{deeper}"), seen, order);
     }

@@ -1,18 +1,18 @@
-//! Who is working, since when. Shown on a terminal while nothing else comes; `output.rs` puts it there and takes it
-//! away.
+//! The spinner: which agent is doing what, and for how long. It is shown on a terminal while no output arrives;
+//! `output.rs` draws and clears it.
 
 use std::time::Duration;
 
-/// Between two pictures.
+/// Between two frames.
 pub(crate) const TICK: Duration = Duration::from_millis(120);
-/// Silence before the spinner appears, so that it does not flicker between words.
+/// Silence before the spinner appears, so it does not flicker between two pieces of text.
 pub(crate) const SHOW_AFTER: Duration = Duration::from_millis(400);
 
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
 
-/// One picture of it.
-pub(crate) fn spinner_frame(tick: usize, who: &str, does: &str, since_ms: u64) -> String {
-    format!("{} {who} {does} {}", FRAMES[tick % FRAMES.len()], super::text::format_duration(since_ms))
+/// The text of one frame, such as `/ claude works 12s`.
+pub(crate) fn spinner_frame(tick: usize, agent: &str, activity: &str, since_ms: u64) -> String {
+    format!("{} {agent} {activity} {}", FRAMES[tick % FRAMES.len()], super::text::format_duration(since_ms))
 }
 
 #[cfg(test)]
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_spinner_says_who_does_what_since_when() {
+    fn the_spinner_shows_agent_activity_and_duration() {
         assert_eq!(spinner_frame(5, "echo", "works", 61_000), "/ echo works 1m");
     }
 }

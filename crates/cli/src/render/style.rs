@@ -1,46 +1,45 @@
-//! Colour, or none. A style is asked for by meaning and decides by itself whether to emit an escape sequence.
+//! Text colours. A [`TextStyle`] knows whether its stream takes colour and emits escape sequences only then.
 
-/// Ends a colour.
+/// The escape sequence that ends a colour.
 pub(crate) const RESET: &str = "\x1b[0m";
 
-/// Whether and how to colour one stream.
+/// Colours for one output stream, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TextStyle {
     colour: bool,
 }
 
 impl TextStyle {
-    /// With colour or without.
     pub(crate) fn new(colour: bool) -> Self {
         Self { colour }
     }
 
-    /// What matters less.
+    /// For secondary text.
     pub(crate) fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
-    /// What matters more.
+    /// For headings and names.
     pub(crate) fn bold(self, text: &str) -> String {
         self.paint("1", text)
     }
 
-    /// What went wrong.
+    /// For failures.
     pub(crate) fn red(self, text: &str) -> String {
         self.paint("31", text)
     }
 
-    /// What went well.
+    /// For success.
     pub(crate) fn green(self, text: &str) -> String {
         self.paint("32", text)
     }
 
-    /// What needs a person.
+    /// For what needs the user's attention.
     pub(crate) fn yellow(self, text: &str) -> String {
         self.paint("33", text)
     }
 
-    /// The person who speaks.
+    /// For the user's own text, and for active work.
     pub(crate) fn cyan(self, text: &str) -> String {
         self.paint("36", text)
     }

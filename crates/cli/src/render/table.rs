@@ -1,5 +1,5 @@
-//! Columns, aligned. The last column is cut to the terminal's width so that a row stays a line; off a terminal
-//! nothing is cut.
+//! Tables with aligned columns. On a terminal, rows are truncated to its width so each stays on one line; elsewhere
+//! nothing is truncated.
 
 use super::style::TextStyle;
 use super::text;
@@ -7,7 +7,6 @@ use super::text;
 /// Between two columns.
 const GAP: &str = "  ";
 
-/// A list for people.
 #[derive(Debug)]
 pub(crate) struct TextTable {
     titles: Vec<&'static str>,
@@ -15,19 +14,18 @@ pub(crate) struct TextTable {
 }
 
 impl TextTable {
-    /// An empty one with these columns.
     pub(crate) fn new(titles: &[&'static str]) -> Self {
         Self { titles: titles.to_vec(), rows: Vec::new() }
     }
 
-    /// One more row, with as many cells as there are columns. Cells are cleaned: a title may come from anybody.
+    /// Adds a row with one cell per column. Control characters are stripped, because a title may come from an agent.
     pub(crate) fn add_row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.titles.len(), "a row has a cell for every column");
         self.rows
             .push(cells.iter().map(|cell| text::strip_controls(cell).replace(['\n', '\t'], " ")).collect());
     }
 
-    /// All of it, each row ending in a newline.
+    /// The whole table; each row ends with a newline.
     pub(crate) fn render(&self, style: TextStyle, width: Option<usize>) -> String {
         let mut widths: Vec<usize> = self.titles.iter().map(|title| title.len()).collect();
         for row in &self.rows {
@@ -49,12 +47,12 @@ impl TextTable {
 
 fn align_cells(cells: &[String], widths: &[usize], width: Option<usize>) -> String {
     let mut line = String::new();
-    for (at, (cell, room)) in cells.iter().zip(widths).enumerate() {
-        if at > 0 {
+    for (i, (cell, column_width)) in cells.iter().zip(widths).enumerate() {
+        if i > 0 {
             line.push_str(GAP);
         }
         line.push_str(cell);
-        line.extend(std::iter::repeat_n(' ', room.saturating_sub(cell.chars().count())));
+        line.extend(std::iter::repeat_n(' ', column_width.saturating_sub(cell.chars().count())));
     }
     let line = line.trim_end();
     width.map_or_else(|| line.to_owned(), |width| text::truncate(line, width))

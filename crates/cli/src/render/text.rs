@@ -1,8 +1,8 @@
-//! Small forms of text: cut to a width, cleaned of control characters, ages, sizes and money.
+//! Small text helpers: truncation, stripping of control characters, durations, sizes and money.
 
 use qd_protocol::Millis;
 
-/// At most `width` characters; what is cut ends in an ellipsis.
+/// At most `width` characters. A truncated text ends with an ellipsis.
 pub(crate) fn truncate(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -12,19 +12,19 @@ pub(crate) fn truncate(text: &str, width: usize) -> String {
     head
 }
 
-/// The first line that is not blank, cleaned and cut: how a prompt or an output stands in a list.
+/// The first line that is not blank, stripped and truncated, for lists.
 pub(crate) fn first_line(text: &str, width: usize) -> String {
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     truncate(&strip_controls(line), width)
 }
 
-/// Without control characters but newline and tab. What an agent says must not move the cursor, rename the window or
-/// forge the line that asks for permission.
+/// Removes all control characters except newline and tab. An agent's text must not move the cursor, rename the window
+/// or forge a permission prompt.
 pub(crate) fn strip_controls(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// How long, in the one or two units that matter.
+/// A duration in its one or two largest units.
 pub(crate) fn format_duration(ms: u64) -> String {
     let s = ms / 1000;
     match s {
@@ -35,17 +35,17 @@ pub(crate) fn format_duration(ms: u64) -> String {
     }
 }
 
-/// How long ago.
+/// The duration since `then`.
 pub(crate) fn format_age(then: Millis, now: Millis) -> String {
     format_duration(now.since(then))
 }
 
-/// Bytes for people.
+/// A number of bytes in a readable unit.
 pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
     let mut scaled = bytes;
-    // Tenths are kept by stopping one step early and dividing once more as a float.
+    // Stops one step early; the last division is done in floating point to keep one decimal.
     while scaled >= 1024 * 1024 && unit + 2 < UNITS.len() {
         scaled /= 1024;
         unit += 1;
@@ -57,7 +57,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit + 1])
 }
 
-/// Dollars; nothing if nothing was spent.
+/// An amount in dollars; `-` if it is zero.
 pub(crate) fn format_dollars(usd: f64) -> String {
     if usd == 0.0 {
         "-".to_owned()
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_text_counts_characters_not_bytes() {
+    fn truncation_counts_characters_not_bytes() {
         assert_eq!(truncate("äöü", 3), "äöü");
         assert_eq!(truncate("äöüß", 3), "äö…");
         assert_eq!(first_line("\n\n  first \nsecond", 20), "first");
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_sizes_and_money_are_short() {
+    fn durations_sizes_and_money_are_short() {
         assert_eq!(format_duration(999), "0s");
         assert_eq!(format_duration(59_000), "59s");
         assert_eq!(format_duration(61_000), "1m");

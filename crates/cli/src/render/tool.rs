@@ -1,16 +1,16 @@
-//! A tool call in one line: its name and the argument that matters.
+//! A tool call on one line: its name and its main argument.
 
 use serde_json::Value;
 
 use super::text;
 
-/// How much of an argument or an output a line shows.
+/// How much of an argument or an output one line shows.
 const PREVIEW_CHARS: usize = 100;
-/// The arguments by which people know a call, the first that is there counts.
+/// The arguments that identify a call best. The first one present is shown.
 const MAIN_ARGUMENTS: [&str; 9] =
     ["command", "cmd", "file_path", "path", "url", "uri", "pattern", "query", "description"];
 
-/// The call in a few words: `Bash: git status`.
+/// The call on one line, such as `Bash: git status`.
 pub(crate) fn summarize_call(name: &str, input: &Value) -> String {
     let name = text::first_line(name, PREVIEW_CHARS);
     match main_argument(input) {
@@ -19,32 +19,32 @@ pub(crate) fn summarize_call(name: &str, input: &Value) -> String {
     }
 }
 
-/// What came out, in a few words; nothing if nothing did.
+/// The first line of a tool's output and the number of further lines. `None` if there was no output.
 pub(crate) fn summarize_result(output: &Value) -> Option<String> {
-    let words = match output {
+    let output = match output {
         Value::Null => return None,
-        Value::String(words) => words.clone(),
+        Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    let lines = words.lines().filter(|line| !line.trim().is_empty()).count();
+    let lines = output.lines().filter(|line| !line.trim().is_empty()).count();
     match lines {
         0 => None,
-        1 => Some(text::first_line(&words, PREVIEW_CHARS)),
-        _ => Some(format!("{} (+{} lines)", text::first_line(&words, PREVIEW_CHARS), lines - 1)),
+        1 => Some(text::first_line(&output, PREVIEW_CHARS)),
+        _ => Some(format!("{} (+{} lines)", text::first_line(&output, PREVIEW_CHARS), lines - 1)),
     }
 }
 
-/// The argument by which people know the call, else all of them as JSON.
+/// The main argument of a call, or all arguments as JSON.
 fn main_argument(input: &Value) -> Option<String> {
     match input {
         Value::Null => None,
-        Value::String(words) => Some(text::first_line(words, PREVIEW_CHARS)),
+        Value::String(argument) => Some(text::first_line(argument, PREVIEW_CHARS)),
         Value::Object(map) if map.is_empty() => None,
         Value::Object(map) => {
             let main = MAIN_ARGUMENTS.iter().find_map(|key| map.get(*key)).and_then(|value| match value {
-                Value::String(words) => Some(words.clone()),
-                Value::Array(words) => {
-                    words.iter().map(Value::as_str).collect::<Option<Vec<_>>>().map(|words| words.join(" "))
+                Value::String(argument) => Some(argument.clone()),
+                Value::Array(parts) => {
+                    parts.iter().map(Value::as_str).collect::<Option<Vec<_>>>().map(|parts| parts.join(" "))
                 }
                 _ => None,
             });

@@ -1,4 +1,4 @@
-//! `qd agents`: who can be asked, where, and how to get those who cannot.
+//! `qd agents`: the known agents, where they can run, and how to install the missing ones.
 
 use qd_protocol::api::{Agent, CostReport, JoinedWorker};
 
@@ -6,7 +6,7 @@ use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::render::table::TextTable;
 
-/// Lists known agents, and in the table those of machines that have joined.
+/// Lists known agents. The table also has those of joined machines; the JSON does not.
 pub(crate) async fn agents(context: &VerbContext) -> Result<CliExitCode> {
     let client = context.client().await?;
     let agents: Vec<Agent> = client.list("/v1/agents?versions=true").await?;
@@ -23,19 +23,19 @@ pub(crate) async fn agents(context: &VerbContext) -> Result<CliExitCode> {
 fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> TextTable {
     let mut table = TextTable::new(&["NAME", "VERSION", "WHERE", "DRIVER", "CAN", "ABOUT"]);
     for agent in agents {
-        let place = if agent.available { "here" } else { "nowhere" };
+        let location = if agent.available { "here" } else { "not installed" };
         let can = abilities(&agent);
         let about = match agent.install.filter(|_| !agent.available) {
             Some(how) => format!("{} (to install: {how})", agent.description),
             None => agent.description,
         };
         let version = agent.version.unwrap_or_else(|| "-".to_owned());
-        table.add_row([agent.name, version, place.to_owned(), agent.driver, can, about]);
+        table.add_row([agent.name, version, location.to_owned(), agent.driver, can, about]);
     }
     for machine in joined.iter().filter(|machine| machine.connected) {
         for label in &machine.labels {
             for agent in &machine.agents {
-                let about = "On a machine that has joined.".to_owned();
+                let about = "On a joined machine.".to_owned();
                 let none = || "-".to_owned();
                 let name = format!("{agent}@{label}");
                 table.add_row([name, none(), machine.name.clone(), "joined".to_owned(), none(), about]);
@@ -45,17 +45,17 @@ fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> TextTable {
     table
 }
 
-/// What an agent can do beyond an answer.
+/// The optional features of an agent, separated by spaces.
 fn abilities(agent: &Agent) -> String {
-    let can = [
+    let features = [
         (agent.approvals, "ask"),
         (agent.questions, "question"),
         (agent.steers, "steer"),
         (agent.resumes, "resume"),
         (agent.cost != CostReport::Nothing, if agent.cost == CostReport::Money { "cost" } else { "tokens" }),
     ];
-    let can: Vec<&str> = can.into_iter().filter(|(does, _)| *does).map(|(_, what)| what).collect();
-    if can.is_empty() { "-".to_owned() } else { can.join(" ") }
+    let names: Vec<&str> = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+    if names.is_empty() { "-".to_owned() } else { names.join(" ") }
 }
 
 #[cfg(test)]
@@ -65,7 +65,7 @@ mod tests {
     use qd_protocol::Millis;
 
     #[test]
-    fn agents_of_machines_that_are_there_are_listed_as_sessions_name_them() {
+    fn agents_of_connected_machines_are_listed_as_name_and_label() {
         let machine = |name: &str, connected| JoinedWorker {
             name: name.to_owned(),
             labels: vec!["gpu".to_owned()],

@@ -1,4 +1,4 @@
-//! `qd allow`, `qd deny` and `qd answer`, and the one call by which anything here answers an ask.
+//! `qd allow`, `qd deny` and `qd answer`, and the request with which every verb answers an ask.
 
 use qd_protocol::api::{AnswerRequest, AnswerResponse};
 use qd_protocol::event::Ask;
@@ -9,14 +9,14 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs;
 use crate::render::ask;
 
-/// Lets the agent do it, this time or always.
+/// Allows a permission request, once or for the rest of the session.
 pub(crate) async fn allow(context: &VerbContext, id: &str, always: bool) -> Result<CliExitCode> {
     let decision = if always { "allow_always" } else { "allow_once" };
     answer_ask(context, id, AnswerRequest { decision: Some(decision.to_owned()), ..AnswerRequest::default() })
         .await
 }
 
-/// Refuses it; the agent is told why.
+/// Denies a permission request; the agent gets the reason.
 pub(crate) async fn deny(context: &VerbContext, id: &str, reason: &str) -> Result<CliExitCode> {
     let reason = (!reason.is_empty()).then(|| reason.to_owned());
     answer_ask(context, id, AnswerRequest { decision: Some("deny".to_owned()), value: None, reason }).await
@@ -27,22 +27,22 @@ pub(crate) async fn answer(context: &VerbContext, id: &str, value: String) -> Re
     answer_ask(context, id, AnswerRequest { value: Some(value), ..AnswerRequest::default() }).await
 }
 
-/// Answers an ask by its whole id. Whoever is too late is told what the answer was.
+/// Answers an ask by its full id. If it was answered before, the error says how.
 pub(super) async fn post_answer(
     client: &DaemonClient,
     id: &str,
     request: &AnswerRequest,
 ) -> Result<AnswerResponse> {
-    let mut answered = client.post(&format!("/v1/asks/{id}/answer"), request).await;
-    if let Err(CliFailure::Refused(refusal)) = &mut answered
+    let mut response = client.post(&format!("/v1/asks/{id}/answer"), request).await;
+    if let Err(CliFailure::Refused(refusal)) = &mut response
         && refusal.error.code == "already_resolved"
         && let Some(ask) = refusal.error.details.get("ask")
         && let Ok(ask) = serde_json::from_value::<Ask>(ask.clone())
     {
         let outcome = ask::describe_outcome(ask.state, ask.answer.as_ref());
-        refusal.error.message = format!("it was answered before: {outcome}");
+        refusal.error.message = format!("already resolved: {outcome}");
     }
-    answered
+    response
 }
 
 async fn answer_ask(context: &VerbContext, id: &str, request: AnswerRequest) -> Result<CliExitCode> {

@@ -1,4 +1,4 @@
-//! `qd asks`: what agents of all sessions wait for, oldest first, and with `-f` what they ask from now on.
+//! `qd asks`: the open asks of all sessions, oldest first, and with `-f` new ones as they arrive.
 
 use std::collections::HashSet;
 
@@ -45,9 +45,9 @@ pub(crate) async fn asks(context: &VerbContext, follow: bool) -> Result<CliExitC
     Ok(CliExitCode::Success)
 }
 
-/// The open ones, then every new one, each once.
+/// Prints the open asks, then every new one, each once.
 async fn follow_asks(context: &VerbContext, client: &DaemonClient) -> Result<CliExitCode> {
-    // The stream first, then the list: what is opened in between is in both, and shown once.
+    // Open the stream before reading the list, so no ask is missed in between. An ask in both is printed once.
     let mut stream = EventStream::from_now(client, OPENED_PATH).await?;
     let mut shown: HashSet<AskId> = HashSet::new();
     let mut found: Vec<Ask> = client.list(PENDING_PATH).await?;
@@ -81,7 +81,7 @@ fn print_ask(context: &VerbContext, ask: &Ask) -> Result<()> {
     Ok(())
 }
 
-/// Whose it is.
+/// The session or fleet that asks.
 fn owner_id(ask: &Ask) -> String {
     let session = ask.session_id.as_ref().map(ToString::to_string);
     session.or_else(|| ask.fleet_id.as_ref().map(ToString::to_string)).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! `qd attach`: what happened in a session, then what happens, and lines to it: prompts, answers and a few commands.
-//! Any number may attach and leave; none of them owns a run.
+//! `qd attach`: shows a session's history, follows it live, and sends typed lines to it as prompts, answers or
+//! commands. Any number of clients may attach and detach; none of them owns a run.
 
 use std::collections::HashSet;
 
@@ -19,19 +19,18 @@ use crate::refs::{self, ResolvedSession};
 use crate::render::ask;
 
 const HELP: &str = "\
-a line is sent as a prompt, or answers the ask that is open
-/steer TEXT   tell the active run something
-/cancel       cancel everything the session has to do
-/detach       leave; the session goes on (so does Ctrl-D or Ctrl-C)
-/help         this
-//TEXT        a prompt that begins with a slash
+TEXT          send a prompt, or answer the open ask
+/steer TEXT   send text to the running turn
+/cancel       cancel the current and queued runs
+/detach       leave; the session keeps running (also Ctrl-D or Ctrl-C)
+/help         show this help
+//TEXT        send a prompt that begins with a slash
 ";
 
-/// Shows a session and talks to it.
 pub(crate) async fn attach(context: &VerbContext, id: &str) -> Result<CliExitCode> {
     let client = context.client().await?;
     let session = refs::resolve_session(&client, id).await?;
-    let mut attached = SessionConsole {
+    let mut console = SessionConsole {
         out: &context.out,
         client: &client,
         session: &session,
@@ -43,11 +42,11 @@ pub(crate) async fn attach(context: &VerbContext, id: &str) -> Result<CliExitCod
         refused: false,
         stdin_ended: false,
     };
-    let cursor = attached.show_history().await?;
-    attached.follow_live(cursor).await
+    let cursor = console.show_history().await?;
+    console.follow_live(cursor).await
 }
 
-/// What a typed line asks for.
+/// A parsed line of input.
 #[derive(Debug, PartialEq, Eq)]
 enum ConsoleCommand<'a> {
     Nothing,
@@ -59,27 +58,26 @@ enum ConsoleCommand<'a> {
     Unknown(&'a str),
 }
 
-/// A session that we are attached to.
+/// The state of `qd attach`.
 struct SessionConsole<'a> {
     out: &'a CliOutput,
     client: &'a DaemonClient,
     session: &'a ResolvedSession,
     transcript: TranscriptPrinter<'a>,
     stdin: StdinLines,
-    /// Asks that nobody has answered, oldest first.
+    /// Unanswered asks, oldest first.
     open_asks: Vec<Ask>,
-    /// Runs that were sent from here and have not ended.
+    /// Unfinished runs that were sent from here.
     sent_runs: HashSet<RunId>,
-    /// Whether the session takes no more prompts.
+    /// Whether the session is closed.
     closed: bool,
-    /// Whether the daemon refused one of our lines.
+    /// Whether a line was refused or unknown.
     refused: bool,
-    /// Whether there are no more lines to come.
     stdin_ended: bool,
 }
 
 impl SessionConsole<'_> {
-    /// Shows what happened, and gives where the present begins.
+    /// Prints the history and returns the position at which live events begin.
     async fn show_history(&mut self) -> Result<Seq> {
         let mut cursor = Seq(0);
         loop {
@@ -99,7 +97,7 @@ impl SessionConsole<'_> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
         let mut stream = EventStream::after(self.client, &self.session.stream_path(), cursor);
         if self.stdin.tty && !self.closed {
-            self.out.print_note("attached; /help says what you can do");
+            self.out.print_note("attached; type /help for help");
         }
         for ask in &self.open_asks {
             self.show_answer_help(ask);
@@ -126,8 +124,8 @@ impl SessionConsole<'_> {
         Ok(if self.refused && !self.stdin.tty { CliExitCode::Failed } else { CliExitCode::Success })
     }
 
-    /// Whether there is nothing more to see or to say. A person who ends the input wants to leave; a program that
-    /// does has said its last prompt and wants the answer.
+    /// Whether to exit. End of input on a terminal means that the user wants to leave; from a program it means that the
+    /// last prompt was sent, so its answer is still awaited.
     fn is_over(&self) -> bool {
         self.closed || (self.stdin_ended && (self.stdin.tty || self.sent_runs.is_empty()))
     }
@@ -138,7 +136,7 @@ impl SessionConsole<'_> {
             && arrived.event.data["role"] == "user"
             && arrived.event.run_id.as_ref().is_some_and(|run| self.sent_runs.contains(run));
         let opened = self.track_event(&arrived);
-        // What was typed here stands on the screen already.
+        // A prompt that was typed here is already on the screen.
         if !typed_here || self.out.json {
             self.transcript.show([arrived]).await?;
         }
@@ -148,7 +146,7 @@ impl SessionConsole<'_> {
         Ok(())
     }
 
-    /// Keeps what an event means for us; gives an ask that it opened.
+    /// Updates the state from an event and returns the ask that it opened, if any.
     fn track_event(&mut self, arrived: &ReceivedEvent) -> Option<Ask> {
         let event = &arrived.event;
         if !matches!(event.kind.as_str(), "ask.opened" | "ask.resolved" | "run.finished" | "session.closed") {
@@ -169,7 +167,7 @@ impl SessionConsole<'_> {
         None
     }
 
-    /// Says how an ask can be answered: here, or by which command.
+    /// Prints how to answer an ask: a prompt on a terminal, else the commands.
     fn show_answer_help(&self, ask: &Ask) {
         if self.stdin.tty && !self.stdin_ended {
             self.out.print_stderr(&ask::answer_prompt(ask));
@@ -178,20 +176,20 @@ impl SessionConsole<'_> {
         }
     }
 
-    /// Does what a line says; true if it says to leave. A refusal is told and ends nothing.
+    /// Handles a typed line; true if it detaches. A refusal is printed and does not end the verb.
     async fn handle_line(&mut self, line: &str) -> Result<bool> {
         if self.stdin.tty {
             self.out.line_was_typed();
         }
-        let done = match parse_line(line) {
+        let result = match parse_line(line) {
             ConsoleCommand::Nothing => Ok(()),
             ConsoleCommand::Detach => return Ok(true),
             ConsoleCommand::Help => {
                 self.out.print_stderr(HELP);
                 Ok(())
             }
-            ConsoleCommand::Unknown(word) => {
-                self.out.print_note(&format!("there is no {word}; /help says what there is"));
+            ConsoleCommand::Unknown(line) => {
+                self.out.print_note(&format!("unknown command {line}; type /help for help"));
                 self.refused = true;
                 Ok(())
             }
@@ -202,7 +200,7 @@ impl SessionConsole<'_> {
                 None => self.send_prompt(text).await,
             },
         };
-        match done {
+        match result {
             Err(CliFailure::Refused(refusal)) => {
                 self.out.print_note(&refusal.error.message);
                 self.refused = true;
@@ -224,7 +222,7 @@ impl SessionConsole<'_> {
                 answer::post_answer(self.client, ask.id.as_str(), &request).await?;
                 self.open_asks.retain(|other| other.id != ask.id);
             }
-            Err(say) => self.out.print_stderr(&say),
+            Err(hint) => self.out.print_stderr(&hint),
         }
         Ok(())
     }
@@ -237,15 +235,14 @@ impl SessionConsole<'_> {
 
     async fn cancel(&self) -> Result<()> {
         let path = format!("{}/cancel", self.session.agent_path());
-        let hit: CancelResponse = self.client.post(&path, &CancelRequest::default()).await?;
-        if hit.idle {
-            self.out.print_note("there was nothing to cancel");
+        let response: CancelResponse = self.client.post(&path, &CancelRequest::default()).await?;
+        if response.idle {
+            self.out.print_note("nothing to cancel");
         }
         Ok(())
     }
 }
 
-/// What a typed line asks for.
 fn parse_line(line: &str) -> ConsoleCommand<'_> {
     let line = line.trim();
     if line.is_empty() {
@@ -255,8 +252,8 @@ fn parse_line(line: &str) -> ConsoleCommand<'_> {
     if command.starts_with('/') {
         return ConsoleCommand::Text(command);
     }
-    let (word, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-    match (word, rest.trim()) {
+    let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    match (name, rest.trim()) {
         ("steer", text) if !text.is_empty() => ConsoleCommand::Steer(text),
         ("cancel", "") => ConsoleCommand::Cancel,
         ("detach", "") => ConsoleCommand::Detach,
@@ -270,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_words_or_a_command() {
+    fn a_line_is_text_or_a_command() {
         assert_eq!(parse_line("  "), ConsoleCommand::Nothing);
         assert_eq!(parse_line(" fix it "), ConsoleCommand::Text("fix it"));
         assert_eq!(parse_line("/steer  go left "), ConsoleCommand::Steer("go left"));
@@ -281,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_of_the_pen_is_never_sent_as_a_prompt() {
+    fn a_mistyped_command_is_never_sent_as_a_prompt() {
         for line in ["/steer", "/cancle", "/cancel now", "/"] {
             assert_eq!(parse_line(line), ConsoleCommand::Unknown(line));
         }

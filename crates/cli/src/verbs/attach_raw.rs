@@ -1,5 +1,5 @@
-//! `qd attach --raw`: the screen of a session's terminal in this one, key by key. The terminal is given back as it was,
-//! however this ends.
+//! `qd attach --raw`: shows the terminal of a session's agent in this terminal and forwards every key. The terminal is
+//! restored however this ends.
 
 use std::io::{self, IsTerminal};
 
@@ -16,43 +16,40 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::output::CliOutput;
 use crate::refs;
 
-/// The key that leaves: Ctrl-], as everywhere.
+/// The key that detaches: Ctrl-], as in telnet.
 const LEAVE_KEY: u8 = 0x1d;
-/// What is read of the keyboard at once.
 const KEY_BUFFER_BYTES: usize = KEYS_MAX / 16;
-/// A screen of our own, so that what stood here is there again afterwards.
+/// Switches to the alternate screen, so the old content is back afterwards.
 const ENTER_SCREEN: &[u8] = b"\x1b[?1049h\x1b[2J\x1b[H";
-/// Takes back whatever a program may have asked of a terminal, and gives the old screen back.
+/// Resets every terminal mode that a program may have set, and returns to the main screen.
 const RESTORE_SCREEN: &[u8] =
     b"\x1b[?1l\x1b>\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?2004l\x1b[0 q\x1b[m\x1b[?25h\x1b[?1049l";
 
-/// Why one stops looking.
+/// Why the raw view ended.
 enum RawAttachEnd {
-    /// The person has enough.
+    /// The user pressed Ctrl-], or stdin ended.
     Detached,
-    /// The program is no more.
+    /// The agent's program exited.
     ProgramEnded,
-    /// The daemon is, or the connection to it.
     ConnectionLost,
 }
 
-/// Shows a session's terminal and takes keys for it.
 pub(crate) async fn attach_raw(context: &VerbContext, id: &str) -> Result<CliExitCode> {
     if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
         return Err(CliFailure::Usage(
-            "`--raw` shows a screen, and so needs a terminal to show it in".to_owned(),
+            "`--raw` needs a terminal: stdin and stdout must not be redirected".to_owned(),
         ));
     }
     let client = context.client().await?;
     let session = refs::resolve_session(&client, id).await?;
     let socket = client.open_websocket(&format!("{}/terminal", session.path()), SUBPROTOCOL).await?;
-    let left = {
-        let _restored = RawModeGuard::enter(&context.out)?;
+    let end = {
+        let _raw_mode = RawModeGuard::enter(&context.out)?;
         show_terminal(&context.out, socket).await?
     };
-    match left {
-        RawAttachEnd::Detached => context.out.print_note("detached; the session goes on"),
-        RawAttachEnd::ProgramEnded => context.out.print_note("the program has ended"),
+    match end {
+        RawAttachEnd::Detached => context.out.print_note("detached; the session keeps running"),
+        RawAttachEnd::ProgramEnded => context.out.print_note("the program has exited"),
         RawAttachEnd::ConnectionLost => {
             return Err(CliFailure::Unreachable("the connection to the daemon broke".to_owned()));
         }
@@ -76,8 +73,8 @@ async fn show_terminal(out: &CliOutput, mut socket: DaemonWebSocket) -> Result<R
                     writing = true;
                 }
                 if leaves.is_some() || typed.is_empty() {
-                    // Whether what came before is heard is up to the connection.
-                    let _heard = socket.flush().await;
+                    // Best effort: the keys before it are lost if the connection is broken.
+                    let _flushed = socket.flush().await;
                     socket.close().await;
                     return Ok(RawAttachEnd::Detached);
                 }
@@ -87,12 +84,12 @@ async fn show_terminal(out: &CliOutput, mut socket: DaemonWebSocket) -> Result<R
                 Ok(SocketProgress::Written) => writing = false,
                 Ok(SocketProgress::Read(IncomingFrame::Binary(paint))) => out.print_raw(&paint)?,
                 Ok(SocketProgress::Read(IncomingFrame::Text(text))) => {
-                    // What a later daemon may say besides is nothing to us.
+                    // A newer daemon may send other notices, which are ignored.
                     if let Ok(ViewerNotice::Ended) = serde_json::from_str(text.as_str()) {
                         return Ok(RawAttachEnd::ProgramEnded);
                     }
                 }
-                // A sign of life was asked for, and goes out with the next that is written.
+                // A ping arrived; its pong goes out with the next write.
                 Ok(SocketProgress::Read(IncomingFrame::Alive)) => writing = true,
                 Err(_) => return Ok(RawAttachEnd::ConnectionLost),
             }
@@ -100,19 +97,19 @@ async fn show_terminal(out: &CliOutput, mut socket: DaemonWebSocket) -> Result<R
     }
 }
 
-/// What is typed; nothing when there will be no more.
+/// Reads typed keys. Returns 0 at the end of input.
 async fn read_keys(stdin: &mut Stdin, keys: &mut [u8]) -> usize {
     stdin.read(keys).await.unwrap_or_default()
 }
 
-/// Says how large our terminal is; true if that has to be written.
+/// Queues the size of this terminal for sending; true if there is something to write.
 fn send_size(socket: &mut DaemonWebSocket) -> bool {
     let Ok(size) = tcgetwinsize(io::stdout()) else { return false };
     let size = ViewerFrame::Size { cols: size.ws_col, rows: size.ws_row };
     serde_json::to_string(&size).is_ok_and(|text| socket.queue_text(text).is_ok())
 }
 
-/// A terminal that gives every key as it is, with a screen of our own; as it was when this is dropped.
+/// Puts the terminal into raw mode on the alternate screen, and restores it on drop.
 struct RawModeGuard<'a> {
     out: &'a CliOutput,
     saved: Termios,
@@ -134,7 +131,7 @@ impl<'a> RawModeGuard<'a> {
 
 impl Drop for RawModeGuard<'_> {
     fn drop(&mut self) {
-        // There is nobody to tell if the terminal is gone.
+        // Errors are ignored: if the terminal is gone, there is nothing to restore.
         let _shown = self.out.print_raw(RESTORE_SCREEN);
         let _set = tcsetattr(io::stdin(), OptionalActions::Drain, &self.saved);
     }

@@ -1,4 +1,4 @@
-//! `qd cancel`: stops what sessions do, or single runs, and says what it hit.
+//! `qd cancel`: cancels all runs of sessions, or single runs, and prints which were hit.
 
 use qd_protocol::api::{CancelRequest, CancelResponse};
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
-/// Cancels each of `ids`. All are looked up first: a wrong one among them cancels none.
+/// Cancels each of `ids`. All ids are resolved first: if one is wrong, nothing is cancelled.
 pub(crate) async fn cancel(context: &VerbContext, ids: &[String]) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut targets = Vec::new();
@@ -18,17 +18,18 @@ pub(crate) async fn cancel(context: &VerbContext, ids: &[String]) -> Result<CliE
     for (id, target) in ids.iter().zip(targets) {
         let path = format!("{}/cancel", target.session().agent_path());
         let request = CancelRequest { run_id: target.run().cloned(), reason: None };
-        let hit: CancelResponse = client.post(&path, &request).await?;
+        let response: CancelResponse = client.post(&path, &request).await?;
         if context.out.json {
             let session = &target.session().id;
-            answers.push(json!({ "session_id": session, "cancelled": hit.cancelled, "idle": hit.idle }));
+            let CancelResponse { cancelled, idle } = &response;
+            answers.push(json!({ "session_id": session, "cancelled": cancelled, "idle": idle }));
             continue;
         }
-        for run in &hit.cancelled {
+        for run in &response.cancelled {
             context.out.print_line(&format!("{run} cancelled"))?;
         }
-        if hit.cancelled.is_empty() {
-            context.out.print_note(&format!("{id} had nothing to cancel"));
+        if response.cancelled.is_empty() {
+            context.out.print_note(&format!("{id}: nothing to cancel"));
         }
     }
     if context.out.json {

@@ -1,4 +1,4 @@
-//! `qd completions`: what a shell needs to complete our verbs and flags.
+//! `qd completions`: prints a shell completion script.
 
 use clap::CommandFactory;
 
@@ -6,7 +6,6 @@ use super::VerbContext;
 use crate::args::CommandLine;
 use crate::failure::{CliExitCode, Result};
 
-/// Prints the script.
 pub(crate) fn completions(context: &VerbContext, shell: clap_complete::Shell) -> Result<CliExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut CommandLine::command(), "qd", &mut script);

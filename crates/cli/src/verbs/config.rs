@@ -1,5 +1,5 @@
-//! `qd config`: which settings count for this home, and which line of which file says so. Reads the files itself: it
-//! must work when they keep the daemon from starting.
+//! `qd config`: the effective settings of this home, and the file and line of each. It reads the files itself, so it
+//! works even when a bad setting keeps the daemon from starting.
 
 use anyhow::Context as _;
 use qd_daemon::config::DaemonConfig;
@@ -9,9 +9,8 @@ use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::render::table::TextTable;
 
-/// Shows the settings.
 pub(crate) fn config(context: &VerbContext) -> Result<CliExitCode> {
-    let config = DaemonConfig::load(&context.locator.home).context("the settings cannot be used")?;
+    let config = DaemonConfig::load(&context.locator.home).context("the settings are not valid")?;
     let entries = config.entries();
     if context.out.json {
         context.out.print_json(&entries)?;

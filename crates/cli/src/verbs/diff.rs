@@ -1,4 +1,4 @@
-//! `qd diff`: what a session changed in its worktree.
+//! `qd diff`: the changes in a session's worktree.
 
 use qd_protocol::worktree::{DiffFile, WorktreeDiff};
 
@@ -9,7 +9,8 @@ use crate::render::style::TextStyle;
 use crate::render::table::TextTable;
 use crate::render::text;
 
-/// Shows the changes, or with `stat` the files alone. Off a terminal the patch is as git gave it, for programs.
+/// Shows the changes, or with `stat` only the files. If stdout is not a terminal, the patch is printed exactly as git
+/// made it.
 pub(crate) async fn diff(context: &VerbContext, id: &str, stat: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let session = refs::resolve_session(&client, id).await?;
@@ -26,7 +27,10 @@ pub(crate) async fn diff(context: &VerbContext, id: &str, stat: bool) -> Result<
         (None, _) => context.out.print_data(&table(&diff.files).render(style, context.out.width()))?,
     }
     if diff.truncated {
-        context.out.print_note(&format!("there is more; in the worktree: git diff {}", diff.base));
+        context.out.print_note(&format!(
+            "the diff is too long to show in full; run `git diff {}` in the worktree",
+            diff.base
+        ));
     }
     Ok(CliExitCode::Success)
 }
@@ -40,7 +44,7 @@ fn table(files: &[DiffFile]) -> TextTable {
     table
 }
 
-/// A patch in the colours that everybody knows.
+/// Colours a patch as git does.
 pub(super) fn colour_patch(patch: &str, style: TextStyle) -> String {
     let mut out = String::with_capacity(patch.len());
     for line in patch.lines() {

@@ -1,4 +1,4 @@
-//! `qd doctor`: is everything as it should be, and if not, what to do. Each check is one line: ok, warn or bad.
+//! `qd doctor`: checks the installation and suggests fixes. Each check prints one line: ok, warn or bad.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,10 +15,9 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::style::TextStyle;
 use crate::render::text::format_size;
 
-/// Free space below which a journal of a few days may not fit.
+/// Below this much free space, a journal of a few days may not fit.
 const LOW_DISK_BYTES: u64 = 1 << 30;
 
-/// How serious it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum DoctorLevel {
@@ -27,17 +26,17 @@ enum DoctorLevel {
     Bad,
 }
 
-/// What one check found.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct DoctorFinding {
     level: DoctorLevel,
     check: &'static str,
     message: String,
-    /// What to do about it.
+    /// How to fix it.
     advice: Option<String>,
 }
 
-/// Checks everything, or makes the lists anew.
+/// Runs all checks, or rebuilds the lists.
 pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliExitCode> {
     if rebuild {
         return rebuild_lists(context).await;
@@ -52,7 +51,7 @@ pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliEx
             findings.extend(check_daemon(&client).await);
         }
         Err(failure) => {
-            let advice = "look at what it said above, and into log/ in the home";
+            let advice = "see the message above and the files in log/ in the home";
             findings.push(finding(DoctorLevel::Bad, "daemon", failure.to_string(), advice));
         }
     }
@@ -71,14 +70,14 @@ pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliEx
 
 async fn rebuild_lists(context: &VerbContext) -> Result<CliExitCode> {
     if context.locator.connect(&context.out).await.is_ok() {
-        return Err(CliFailure::Usage("the daemon is running; `qd stop` first, then again".to_owned()));
+        return Err(CliFailure::Usage("the daemon is running; run `qd stop` first".to_owned()));
     }
     let report = crate::serve::rebuild_lists(&context.locator.home)?;
     if context.out.json {
         context.out.print_json(&report)?;
     } else {
         context.out.print_line(&format!(
-            "made anew from {} events: {} workspaces, {} sessions, {} runs, {} asks",
+            "rebuilt from {} events: {} workspaces, {} sessions, {} runs, {} asks",
             report.events, report.workspaces, report.sessions, report.runs, report.asks
         ))?;
     }
@@ -90,7 +89,7 @@ fn check_platform() -> DoctorFinding {
     if cfg!(target_os = "linux") {
         ok_finding("version", message)
     } else {
-        let advice = "a process that leaves its group outlives a cancel here; Linux has no such hole";
+        let advice = "processes that leave their process group survive a cancel here; on Linux they do not";
         finding(DoctorLevel::Warn, "version", message, advice)
     }
 }
@@ -100,13 +99,13 @@ fn check_home(home: &DaemonHome) -> DoctorFinding {
     if !path.exists() {
         return ok_finding(
             "home",
-            format!("{} does not exist yet and is made by the first start", path.display()),
+            format!("{} does not exist yet; the daemon creates it on first start", path.display()),
         );
     }
     check_mode("home", path, 0o700).unwrap_or_else(|| ok_finding("home", path.display().to_string()))
 }
 
-/// Whether a file or folder has its mode; none if it is not there.
+/// Checks the mode of a file or directory. `None` if it does not exist.
 fn check_mode(check: &'static str, path: &Path, wanted: u32) -> Option<DoctorFinding> {
     let mode = path.metadata().ok()?.permissions().mode() & 0o777;
     let message = format!("{} has mode {mode:04o}", path.display());
@@ -119,17 +118,17 @@ fn check_mode(check: &'static str, path: &Path, wanted: u32) -> Option<DoctorFin
 
 fn check_settings(home: &DaemonHome) -> DoctorFinding {
     match DaemonConfig::load(home) {
-        Ok(_) => ok_finding("settings", "can be read; `qd config` shows them".to_owned()),
-        Err(error) => finding(DoctorLevel::Bad, "settings", error.to_string(), "correct that line"),
+        Ok(_) => ok_finding("settings", "valid; `qd config` shows them".to_owned()),
+        Err(error) => finding(DoctorLevel::Bad, "settings", error.to_string(), "fix that line"),
     }
 }
 
 fn check_disk(home: &Path) -> DoctorFinding {
-    let there = home.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    match rustix::fs::statvfs(there) {
+    let existing = home.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match rustix::fs::statvfs(existing) {
         Ok(disk) => judge_free_space(disk.f_bavail.saturating_mul(disk.f_frsize)),
         Err(error) => {
-            finding(DoctorLevel::Warn, "disk", format!("free space is not known: {error}"), "look with df")
+            finding(DoctorLevel::Warn, "disk", format!("free space is unknown: {error}"), "check with df")
         }
     }
 }
@@ -139,7 +138,7 @@ fn judge_free_space(free: u64) -> DoctorFinding {
     if free < 2 * limits::RESERVE_BYTES {
         finding(DoctorLevel::Bad, "disk", message, "free some space: prompts will be refused")
     } else if free < LOW_DISK_BYTES {
-        finding(DoctorLevel::Warn, "disk", message, "free some space; `qd gc` shows what could go")
+        finding(DoctorLevel::Warn, "disk", message, "free some space; `qd gc` shows what can be deleted")
     } else {
         ok_finding("disk", message)
     }
@@ -149,35 +148,54 @@ async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     match client.get::<DaemonVersion>("/v1/version").await {
         Ok(version) if version.version == env!("CARGO_PKG_VERSION") => {
-            let message = format!("{} answers at {} (pid {})", version.version, client.host(), version.pid);
+            let message =
+                format!("version {} runs at {} (pid {})", version.version, client.host(), version.pid);
             findings.push(ok_finding("daemon", message));
         }
         Ok(version) => {
-            let message = format!("version {} answers at {}", version.version, client.host());
+            let message = format!("version {} runs at {}", version.version, client.host());
             findings.push(finding(
                 DoctorLevel::Warn,
                 "daemon",
                 message,
-                "`qd stop`, and the next verb starts yours",
+                "run `qd stop`; the next command starts this version",
             ));
         }
-        Err(failure) => findings.push(finding(DoctorLevel::Bad, "daemon", failure.to_string(), "qd stop")),
+        Err(failure) => findings.push(finding(
+            DoctorLevel::Bad,
+            "daemon",
+            failure.to_string(),
+            "run `qd stop` and try again",
+        )),
     }
     findings.push(match client.get::<serde_json::Value>("/v1/sessions?limit=1").await {
-        Ok(_) => ok_finding("journal", "can be read".to_owned()),
-        Err(failure) => {
-            finding(DoctorLevel::Bad, "journal", failure.to_string(), "`qd stop`, then `qd doctor --rebuild`")
-        }
+        Ok(_) => ok_finding("journal", "readable".to_owned()),
+        Err(failure) => finding(
+            DoctorLevel::Bad,
+            "journal",
+            failure.to_string(),
+            "run `qd stop`, then `qd doctor --rebuild`",
+        ),
     });
     match client.list::<Agent>("/v1/agents?versions=true").await {
         Ok(agents) => findings.extend(agents.into_iter().map(check_agent)),
-        Err(failure) => findings.push(finding(DoctorLevel::Bad, "agent", failure.to_string(), "qd stop")),
+        Err(failure) => findings.push(finding(
+            DoctorLevel::Bad,
+            "agent",
+            failure.to_string(),
+            "run `qd stop` and try again",
+        )),
     }
     match client.get::<Vec<ManifestProblem>>("/v1/agents/problems").await {
         Ok(problems) => findings.extend(problems.into_iter().map(|ManifestProblem { path, message }| {
-            finding(DoctorLevel::Warn, "manifest", format!("{path} does not count"), &message)
+            finding(DoctorLevel::Warn, "manifest", format!("{path} is ignored"), &message)
         })),
-        Err(failure) => findings.push(finding(DoctorLevel::Bad, "manifest", failure.to_string(), "qd stop")),
+        Err(failure) => findings.push(finding(
+            DoctorLevel::Bad,
+            "manifest",
+            failure.to_string(),
+            "run `qd stop` and try again",
+        )),
     }
     findings
 }
@@ -185,20 +203,20 @@ async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
 fn check_agent(agent: Agent) -> DoctorFinding {
     if agent.available {
         let version = agent.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
-        let message = format!("{}{version} can start", agent.name);
+        let message = format!("{}{version} is installed", agent.name);
         return match (&agent.version, &agent.tested) {
             (Some(found), Some(tested)) if is_older(found, tested) => {
-                let advice = format!("it was tried with {tested}; what is older may behave otherwise");
+                let advice = format!("tested with {tested}; older versions may behave differently");
                 finding(DoctorLevel::Warn, "agent", message, &advice)
             }
             _ => ok_finding("agent", message),
         };
     }
-    let advice = agent.install.unwrap_or_else(|| "its program is not on the PATH of the daemon".to_owned());
-    finding(DoctorLevel::Warn, "agent", format!("{} cannot start here", agent.name), &advice)
+    let advice = agent.install.unwrap_or_else(|| "its program is not on the daemon's PATH".to_owned());
+    finding(DoctorLevel::Warn, "agent", format!("{} is not installed", agent.name), &advice)
 }
 
-/// Whether one version comes before another, by their numbers.
+/// Whether version `found` is lower than `tested`, compared number by number.
 fn is_older(found: &str, tested: &str) -> bool {
     let numbers = |version: &str| -> Vec<u64> {
         version.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
@@ -230,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_is_wrong_and_what_to_do() {
+    fn a_finding_shows_the_problem_and_the_fix() {
         let bad = finding(DoctorLevel::Bad, "disk", "1.0 MiB free".to_owned(), "free some space");
         assert_eq!(
             format_finding(&bad, TextStyle::new(false)),
@@ -257,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_older_than_the_one_that_was_tried_is_pointed_out() {
+    fn an_agent_older_than_the_tested_version_is_a_warning() {
         assert!(is_older("2.1.9", "2.1.325") && is_older("0.9", "1.0.0"));
         assert!(!is_older("2.1.325", "2.1.325") && !is_older("3.0", "2.1.325"));
         let found = |version: &str| {
@@ -265,11 +283,11 @@ mod tests {
             check_agent(Agent { name: "a".to_owned(), available: true, version, tested, ..Agent::default() })
         };
         assert_eq!((found("1.9.9").level, found("2.0.0").level), (DoctorLevel::Warn, DoctorLevel::Ok));
-        assert_eq!(found("2.0.0").message, "a 2.0.0 can start");
+        assert_eq!(found("2.0.0").message, "a 2.0.0 is installed");
     }
 
     #[test]
-    fn little_room_is_a_warning_and_none_is_bad() {
+    fn little_disk_space_is_a_warning_and_almost_none_is_bad() {
         assert_eq!(judge_free_space(1 << 20).level, DoctorLevel::Bad);
         assert_eq!(judge_free_space(512 << 20).level, DoctorLevel::Warn);
         assert_eq!(judge_free_space(10 << 30).level, DoctorLevel::Ok);

@@ -1,4 +1,4 @@
-//! `qd down`: cancels fleets and says what it hit.
+//! `qd down`: cancels fleets.
 
 use qd_protocol::api::CancelResponse;
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
-/// Cancels each of `ids`. All are looked up first: a wrong one among them cancels none.
+/// Cancels each of `ids`. All ids are resolved first: if one is wrong, nothing is cancelled.
 pub(crate) async fn down(context: &VerbContext, ids: &[String]) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut fleets = Vec::new();
@@ -16,13 +16,14 @@ pub(crate) async fn down(context: &VerbContext, ids: &[String]) -> Result<CliExi
     }
     let mut answers = Vec::new();
     for fleet in fleets {
-        let hit: CancelResponse = client.post(&format!("{}/cancel", fleet.path()), &json!({})).await?;
+        let response: CancelResponse = client.post(&format!("{}/cancel", fleet.path()), &json!({})).await?;
         if context.out.json {
-            answers.push(json!({ "fleet_id": fleet.id, "cancelled": hit.cancelled, "idle": hit.idle }));
+            let CancelResponse { cancelled, idle } = &response;
+            answers.push(json!({ "fleet_id": fleet.id, "cancelled": cancelled, "idle": idle }));
             continue;
         }
-        match hit.cancelled.len() {
-            0 => context.out.print_note(&format!("{} had nothing to cancel", fleet.id)),
+        match response.cancelled.len() {
+            0 => context.out.print_note(&format!("{}: nothing to cancel", fleet.id)),
             count => context.out.print_line(&format!(
                 "{} cancelled, {count} run{}",
                 fleet.id,

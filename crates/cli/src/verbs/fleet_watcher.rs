@@ -1,4 +1,5 @@
-//! A fleet watched to its end: a live picture on a terminal, plain lines elsewhere; its asks answered in place; Ctrl-C.
+//! Watches a fleet until it ends: a live display on a terminal, plain lines elsewhere. Asks are answered in place, and
+//! Ctrl-C cancels the fleet.
 
 use qd_protocol::Millis;
 use qd_protocol::api::{AnswerRequest, CancelResponse};
@@ -16,10 +17,9 @@ use crate::output::{CliOutput, LiveDisplay};
 use crate::render::ask;
 use crate::render::fleet_progress::{self, FleetProgress};
 
-/// How often the picture is drawn anew, at most.
+/// Between two redraws of the live display.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A fleet that is being watched.
 #[derive(Debug)]
 pub(super) struct FleetWatcher<'a> {
     out: &'a CliOutput,
@@ -28,9 +28,9 @@ pub(super) struct FleetWatcher<'a> {
     progress: FleetProgress,
     stdin: StdinLines,
     display: LiveDisplay,
-    /// Asks of its sessions and of itself that nobody has answered, oldest first.
+    /// Unanswered asks of the fleet and its sessions, oldest first.
     open_asks: Vec<Ask>,
-    /// Whether we asked for its end.
+    /// Whether Ctrl-C has cancelled the fleet.
     cancel_requested: bool,
 }
 
@@ -48,7 +48,7 @@ impl<'a> FleetWatcher<'a> {
         }
     }
 
-    /// Watches until the fleet has ended or a second Ctrl-C says to leave it alone.
+    /// Watches until the fleet has ended, or until a second Ctrl-C.
     pub(super) async fn watch(mut self, mut stream: EventStream) -> Result<CliExitCode> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
         let mut ticks = interval(TICK);
@@ -65,7 +65,7 @@ impl<'a> FleetWatcher<'a> {
                         }
                     }
                     EventStreamItem::Gap => {
-                        // What came meanwhile is in the journal, and the fleet knows whether it is over.
+                        // Events may have been missed, so ask the daemon whether the fleet has ended.
                         let path = format!("/v1/workspaces/{}/fleets/{}", self.fleet.workspace_id, self.fleet.id);
                         let now: Fleet = self.client.get(&path).await?;
                         if now.state.is_final() {
@@ -77,12 +77,15 @@ impl<'a> FleetWatcher<'a> {
                 _ = interrupts.recv() => {
                     if self.cancel_requested {
                         self.display.finish_drawing();
-                        self.out.print_note(&format!("left alone; it ends by itself (qd ps --fleet {})", self.fleet.id));
+                        self.out.print_note(&format!(
+                            "not waiting for the cancelled fleet; see `qd ps --fleet {}`",
+                            self.fleet.id
+                        ));
                         return Ok(CliExitCode::Cancelled);
                     }
                     self.cancel_requested = true;
                     self.display.finish_drawing();
-                    self.out.print_note("cancelling; Ctrl-C again leaves it alone");
+                    self.out.print_note("cancelling; press Ctrl-C again to exit without waiting");
                     let path = format!("/v1/workspaces/{}/fleets/{}/cancel", self.fleet.workspace_id, self.fleet.id);
                     self.client.post::<CancelResponse>(&path, &serde_json::json!({})).await?;
                 }
@@ -102,7 +105,7 @@ impl<'a> FleetWatcher<'a> {
         Ok(self.display.draw(self.out, &lines)?)
     }
 
-    /// Takes one event; true if it was the last.
+    /// Handles one event; true if it was the last.
     async fn handle_event(&mut self, arrived: &ReceivedEvent) -> Result<bool> {
         if !self.progress.concerns(&self.fleet, &arrived.event) {
             return Ok(false);
@@ -114,9 +117,9 @@ impl<'a> FleetWatcher<'a> {
         let Some(body) = EventBody::decode(&arrived.event.kind, data.as_bytes()).unwrap_or(None) else {
             return Ok(false);
         };
-        let news = self.progress.apply_event(&arrived.event, &body);
-        if let Some(news) = news.filter(|_| !self.draws_live() && !self.out.json) {
-            self.out.print_line(&news.line)?;
+        let progress = self.progress.apply_event(&arrived.event, &body);
+        if let Some(progress) = progress.filter(|_| !self.draws_live() && !self.out.json) {
+            self.out.print_line(&progress.line)?;
         }
         match body {
             EventBody::AskOpened(opened) => self.handle_ask(opened.ask)?,
@@ -141,7 +144,7 @@ impl<'a> FleetWatcher<'a> {
         if first { self.prompt_for_answer() } else { Ok(()) }
     }
 
-    /// The ask with the name of whoever asks.
+    /// The ask, with the name of the session that asks.
     fn format_ask(&self, ask: &Ask) -> String {
         let name = ask
             .session_id
@@ -159,7 +162,7 @@ impl<'a> FleetWatcher<'a> {
         self.is_interactive() && !self.open_asks.is_empty()
     }
 
-    /// Shows the oldest open ask and puts its prompt line. The picture stands still meanwhile.
+    /// Shows the oldest open ask and a prompt for its answer. The live display pauses meanwhile.
     fn prompt_for_answer(&mut self) -> Result<()> {
         if !self.can_answer() {
             return Ok(());
@@ -174,10 +177,10 @@ impl<'a> FleetWatcher<'a> {
         Ok(())
     }
 
-    /// A line that was typed while an ask is open.
+    /// Handles a line that was typed while an ask is open.
     async fn handle_line(&mut self, line: Option<String>) -> Result<()> {
         let Some(line) = line else {
-            // The person has gone; others may still answer.
+            // Stdin has ended; the ask can still be answered from elsewhere.
             self.stdin.tty = false;
             for ask in &self.open_asks {
                 self.out.print_stderr(&format!("\n{}", ask::answer_commands(ask)));
@@ -188,9 +191,9 @@ impl<'a> FleetWatcher<'a> {
         let Some(ask) = self.open_asks.first().cloned() else { return Ok(()) };
         match ask::parse_answer(&ask, &line) {
             Ok(request) => self.send_answer(&ask, &request).await,
-            Err(say) => {
-                self.out.print_stderr(&say);
-                if say.ends_with('\n') {
+            Err(hint) => {
+                self.out.print_stderr(&hint);
+                if hint.ends_with('\n') {
                     self.out.print_stderr(&ask::answer_prompt(&ask));
                 }
                 Ok(())

@@ -1,4 +1,4 @@
-//! `qd ps --fleet`: the fleets, or the sessions of one.
+//! `qd ps --fleet`: lists fleets, or the sessions of one fleet.
 
 use qd_protocol::api::{Session, SessionStatus, Workspace};
 use qd_protocol::fleet::Fleet;
@@ -11,10 +11,9 @@ use crate::refs;
 use crate::render::table::TextTable;
 use crate::render::text;
 
-/// How much of a task is shown.
 const TASK_CHARS: usize = 60;
 
-/// Lists the fleets of every workspace; with a name, the sessions of one.
+/// Lists the fleets of every workspace, or the sessions of the named fleet.
 pub(crate) async fn list_fleets(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     if !name.is_empty() {
         return show_fleet(context, name).await;
@@ -82,8 +81,8 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     Ok(CliExitCode::Success)
 }
 
-/// A state as it stands on the wire.
+/// The name of a state, as in JSON.
 fn wire_name(state: &impl serde::Serialize) -> String {
-    let word = serde_json::to_value(state).ok();
-    word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+    let value = serde_json::to_value(state).ok();
+    value.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! `qd gc`: what the home holds, what could be freed, and with `--yes` the deed.
+//! `qd gc`: shows disk usage and what can be deleted, and with `--yes` deletes it.
 
 use qd_protocol::api::{GcReport, GcRequest};
 
@@ -6,7 +6,6 @@ use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::render::text::format_size;
 
-/// Sizes first, then what it would free, then the deed.
 pub(crate) async fn gc(context: &VerbContext, older_than_days: u32, yes: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let before: GcReport = client.get(&format!("/v1/gc?older_than_days={older_than_days}")).await?;
@@ -17,7 +16,7 @@ pub(crate) async fn gc(context: &VerbContext, older_than_days: u32, yes: bool) -
         if context.out.json {
             context.out.print_json(&before)?;
         } else {
-            context.out.print_note("nothing was freed; `qd gc --yes` does it");
+            context.out.print_note("nothing was deleted; run `qd gc --yes` to delete");
         }
         return Ok(CliExitCode::Success);
     }

@@ -1,4 +1,4 @@
-//! `qd halt` and `qd unhalt`: the brake for everything.
+//! `qd halt` and `qd unhalt`: stop and resume the start of new runs in all workspaces.
 
 use qd_protocol::api::{HaltRequest, HaltStatus};
 
@@ -7,21 +7,19 @@ use crate::failure::{CliExitCode, Result};
 
 const PATH: &str = "/v1/halt";
 
-/// Lets nothing start any more.
 pub(crate) async fn halt(context: &VerbContext, cancel: bool, reason: &str) -> Result<CliExitCode> {
     let reason = (!reason.is_empty()).then(|| reason.to_owned());
     let halt: HaltStatus = context.client().await?.post(PATH, &HaltRequest { reason, cancel }).await?;
     if context.out.json {
         context.out.print_json(&halt)?;
     } else {
-        let reason = halt.reason.map(|why| format!(": {why}")).unwrap_or_default();
+        let reason = halt.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         context.out.print_line(&format!("halted{reason}"))?;
-        context.out.print_note("prompts are accepted and wait; `qd unhalt` lets them start");
+        context.out.print_note("new prompts are queued until `qd unhalt`");
     }
     Ok(CliExitCode::Success)
 }
 
-/// Lets things start again.
 pub(crate) async fn unhalt(context: &VerbContext) -> Result<CliExitCode> {
     let answer = context.client().await?.delete(PATH).await?;
     if context.out.json {

@@ -1,5 +1,5 @@
-//! `qd worker join`: holds agents on this machine for a daemon on another. How the daemon is dialled, and whose
-//! certificate is taken, is decided here; the work itself is in `qd-worker`.
+//! `qd worker join`: runs agents on this machine for a daemon on another. This file connects to the daemon and checks
+//! its certificate; the work itself is in `qd-worker`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ use crate::client::host::DaemonHost;
 use crate::client::tls::{CertificateTrust, TlsHandshakeError};
 use crate::failure::{CliExitCode, CliFailure, Result, format_error_chain};
 
-/// How long a connection may take to be made.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Works for a daemon until it is told to end.
+/// Works for the daemon until SIGINT or SIGTERM.
 pub(crate) async fn join(context: &VerbContext, flags: JoinArgs) -> Result<CliExitCode> {
     let JoinArgs { url, token, label, root, fingerprint, agent } = flags;
     let host = parse_daemon_url(&url)?;
@@ -53,50 +53,52 @@ pub(crate) async fn join(context: &VerbContext, flags: JoinArgs) -> Result<CliEx
         }
     };
     let mut joined = false;
-    let tell = |news| {
+    let on_status = |status| {
         let first = !joined;
-        joined |= matches!(news, JoinStatus::Joined(_));
-        report(context, &url, news, first);
+        joined |= matches!(status, JoinStatus::Joined(_));
+        report(context, &url, status, first);
         if first && joined {
             context.out.print_note(&choices);
         }
     };
-    let line = JoinDialler { host, trust: Arc::new(trust) };
-    qd_worker::join::join_daemon(options, line, stop, tell).await.map_err(anyhow::Error::from)?;
+    let dialler = JoinDialler { host, trust: Arc::new(trust) };
+    qd_worker::join::join_daemon(options, dialler, stop, on_status).await.map_err(anyhow::Error::from)?;
     Ok(CliExitCode::Success)
 }
 
-/// Says what a person may want to know. That nobody reads it is no reason to end.
-fn report(context: &VerbContext, url: &str, news: JoinStatus, first: bool) {
+/// Prints a change of the connection. Errors are ignored: a closed stdout must not end the worker.
+fn report(context: &VerbContext, url: &str, status: JoinStatus, first: bool) {
     let out = &context.out;
-    match news {
+    match status {
         JoinStatus::Joined(name) if first && out.json => {
             drop(out.print_json(&json!({ "joined": url, "name": name })))
         }
         JoinStatus::Joined(name) if first => drop(out.print_line(&format!("joined {url} as {name}"))),
-        JoinStatus::Joined(name) => out.print_note(&format!("back at {url} as {name}")),
-        JoinStatus::Disconnected(why) if first => {
-            out.print_note(&format!("{url} is not there yet: {why}; trying again"))
+        JoinStatus::Joined(name) => out.print_note(&format!("reconnected to {url} as {name}")),
+        JoinStatus::Disconnected(reason) if first => {
+            out.print_note(&format!("cannot connect to {url}: {reason}; trying again"))
         }
-        JoinStatus::Disconnected(why) => out.print_note(&format!("lost {url}: {why}; trying again")),
+        JoinStatus::Disconnected(reason) => {
+            out.print_note(&format!("lost the connection to {url}: {reason}; trying again"))
+        }
     }
 }
 
-/// What a session has to name to run here.
+/// The agent names with which a session runs on this machine.
 fn describe_choices(labels: &[String], offers: &[AgentOffer]) -> String {
     let each = labels
         .iter()
         .flat_map(|label| offers.iter().map(move |offer| format!("{}@{label}", offer.agent.name)));
     match labels.is_empty() {
-        true => "no session can choose this machine: it has no --label".to_owned(),
-        false => format!("sessions run here by: {}", each.collect::<Vec<_>>().join(", ")),
+        true => "no session can choose this machine without a --label".to_owned(),
+        false => format!("sessions run here with --agent {}", each.collect::<Vec<_>>().join(", ")),
     }
 }
 
-/// Where to join. What goes over the network goes over TLS.
+/// Parses the daemon's address. Connections to other machines must use TLS.
 fn parse_daemon_url(url: &str) -> Result<DaemonHost> {
-    const FORMS: &str = "a daemon to join is https://HOST:PORT or wss://HOST:PORT; http:// and ws:// are for this \
-                         machine alone";
+    const FORMS: &str = "the daemon's address must be https://HOST:PORT or wss://HOST:PORT; http:// and ws:// are \
+                         allowed only for this machine";
     let (rest, tls) = match url.split_once("://") {
         Some(("https" | "wss", rest)) => (rest, true),
         Some(("http" | "ws", rest)) => (rest, false),
@@ -113,18 +115,18 @@ fn parse_daemon_url(url: &str) -> Result<DaemonHost> {
     let host: DaemonHost =
         format!("{scheme}://{authority}{port}").parse().map_err(|_| CliFailure::Usage(FORMS.to_owned()))?;
     let name = host.server_name();
-    let is_here = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if tls || is_here { Ok(host) } else { Err(CliFailure::Usage(FORMS.to_owned())) }
+    let is_local = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if tls || is_local { Ok(host) } else { Err(CliFailure::Usage(FORMS.to_owned())) }
 }
 
-/// The agents to offer: those that were named, or all that can start here.
+/// The agents to offer: those named by --agent, or all that are installed here.
 fn collect_offers(home: &DaemonHome, named: &[String]) -> Result<Vec<AgentOffer>> {
     let catalog = Catalog::with_user_folders(&home.agent_folders());
     let names: Vec<String> =
         catalog.entries().iter().map(|entry| entry.manifest.agent.name.clone()).collect();
     let offer = |name: &String| {
         let manifest = catalog.get(name).ok_or_else(|| {
-            CliFailure::Usage(format!("there is no agent {name}; known are: {}", names.join(", ")))
+            CliFailure::Usage(format!("unknown agent {name}; known agents: {}", names.join(", ")))
         })?;
         let about = qd_catalog::agent_listing(&manifest, "", &ProgramVersions::default());
         let manifest =
@@ -137,20 +139,20 @@ fn collect_offers(home: &DaemonHome, named: &[String]) -> Result<Vec<AgentOffer>
 }
 
 fn resolve_root(root: &Path) -> Result<PathBuf> {
-    let path = root.canonicalize().with_context(|| format!("--root {} cannot be used", root.display()))?;
+    let path = root.canonicalize().with_context(|| format!("cannot use --root {}", root.display()))?;
     match path.is_dir() {
         true => Ok(path),
-        false => Err(CliFailure::Usage(format!("--root {} is no directory", root.display()))),
+        false => Err(CliFailure::Usage(format!("--root {} is not a directory", root.display()))),
     }
 }
 
-/// What people call this machine.
+/// The host name, or `worker` if it is empty.
 fn machine_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if name.is_empty() { "worker".to_owned() } else { name }
 }
 
-/// The way to the daemon.
+/// Connects to the daemon.
 #[derive(Debug, Clone)]
 struct JoinDialler {
     host: DaemonHost,
@@ -174,11 +176,11 @@ impl JoinDialler {
         let unreachable = |error: anyhow::Error| DaemonDialError::Unreachable(format_error_chain(&error));
         let DaemonHost::Tcp { authority, tls } = &self.host else {
             return Err(DaemonDialError::Untrusted(
-                "a socket of this machine is no place to join".to_owned(),
+                "a unix socket cannot be joined; use the daemon's TCP address".to_owned(),
             ));
         };
         let stream = TcpStream::connect(authority).await.map_err(|error| unreachable(error.into()))?;
-        // Else every frame that follows another would wait for the acknowledgement of the one before.
+        // Without it, Nagle's algorithm holds a frame back until the one before is acknowledged.
         stream.set_nodelay(true).map_err(|error| unreachable(error.into()))?;
         if !tls {
             return Ok(Box::new(stream));
@@ -197,7 +199,7 @@ impl JoinDialler {
 mod tests {
     use super::*;
 
-    /// One in which nobody has put anything.
+    /// A home without files.
     fn home() -> DaemonHome {
         DaemonHome::resolve(Some(PathBuf::from("/nowhere")))
     }
@@ -225,15 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_says_how_it_is_chosen() {
+    fn a_machine_prints_how_sessions_choose_it() {
         let script = collect_offers(&home(), &["script".to_owned()]).unwrap();
         let labels = ["gpu".to_owned(), "big".to_owned()];
-        assert_eq!(describe_choices(&labels, &script), "sessions run here by: script@gpu, script@big");
+        assert_eq!(
+            describe_choices(&labels, &script),
+            "sessions run here with --agent script@gpu, script@big"
+        );
         assert!(describe_choices(&[], &script).contains("--label"));
     }
 
     #[test]
-    fn only_agents_that_there_are_can_be_offered() {
+    fn only_known_agents_can_be_offered() {
         assert!(collect_offers(&home(), &[]).unwrap().iter().any(|offer| offer.agent.name == "echo"));
         assert_eq!(collect_offers(&home(), &["script".to_owned()]).unwrap().len(), 1);
         assert_eq!(

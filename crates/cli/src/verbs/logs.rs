@@ -8,7 +8,7 @@ use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
-/// Prints what happened, and with `follow` what happens until there is an end.
+/// Prints the events so far, and with `follow` new ones until the run has finished or the session is closed.
 pub(crate) async fn logs(context: &VerbContext, id: &str, follow: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let target = refs::resolve_target(&client, id).await?;
@@ -44,7 +44,7 @@ fn concerns(arrived: &ReceivedEvent, run: Option<&RunId>) -> bool {
     run.is_none_or(|run| is_of_run(&arrived.event, run))
 }
 
-/// Whether nothing of interest can come after it.
+/// Whether nothing that `qd logs` prints can follow this event.
 fn is_last_event(arrived: &ReceivedEvent, run: Option<&RunId>) -> bool {
     match run {
         Some(run) => arrived.event.kind == "run.finished" && is_of_run(&arrived.event, run),

@@ -1,5 +1,4 @@
-//! `qd mail`: the messages of a session, or of all of them, and with `-f` what becomes of them from now on; and one more
-//! message to a session.
+//! `qd mail`: lists messages to one session or to all, follows them live with `-f`, and sends one.
 
 use qd_protocol::event::EventBody;
 use qd_protocol::mail::{Mail, MailDelivery, MailKind, MailReceipt, NewMail};
@@ -14,13 +13,13 @@ use crate::refs::{self, ResolvedSession};
 use crate::render::table::TextTable;
 use crate::render::text;
 
-/// What a stream of mail is made of.
+/// The events that `qd mail -f` follows.
 const MAIL_EVENT_KINDS: &str =
     "mail.sent,mail.delivered,mail.claimed,mail.acknowledged,mail.returned,mail.quarantined";
-/// How much of a message a line shows.
+/// How much of a message one line shows.
 const PREVIEW_CHARS: usize = 200;
 
-/// Lists messages.
+/// Lists or follows messages.
 pub(crate) async fn mail(
     context: &VerbContext,
     session: Option<&str>,
@@ -35,7 +34,8 @@ pub(crate) async fn mail(
     if follow {
         return follow_mail(context, &client, session.as_ref()).await;
     }
-    let path = session.as_ref().map_or_else(|| "/v1/mail".to_owned(), |one| format!("{}/mail", one.path()));
+    let path =
+        session.as_ref().map_or_else(|| "/v1/mail".to_owned(), |session| format!("{}/mail", session.path()));
     let query = state.map_or(String::new(), |state| format!("?state={state}"));
     let mail: Vec<Mail> = client.list(&format!("{path}{query}")).await?;
     if context.out.json {
@@ -59,7 +59,7 @@ pub(crate) async fn mail(
     Ok(CliExitCode::Success)
 }
 
-/// Whatever becomes of mail from now on.
+/// Prints mail events from now on.
 async fn follow_mail(
     context: &VerbContext,
     client: &DaemonClient,
@@ -73,15 +73,15 @@ async fn follow_mail(
     loop {
         match stream.next().await? {
             EventStreamItem::Gap => {
-                context.out.print_note("the connection broke; what came meanwhile is not shown here")
+                context.out.print_note("the connection broke; messages sent in between are not shown")
             }
             EventStreamItem::Event(arrived) if context.out.json => context.out.print_line(&arrived.line)?,
             EventStreamItem::Event(arrived) => {
                 let event = arrived.event;
                 let data = serde_json::to_vec(&event.data).map_err(anyhow::Error::from)?;
                 let body = EventBody::decode(&event.kind, &data).map_err(anyhow::Error::from)?;
-                let of = event.session_id.map(|id| id.to_string()).unwrap_or_default();
-                if let Some(line) = body.and_then(|body| describe_event(&body, &of)) {
+                let session = event.session_id.map(|id| id.to_string()).unwrap_or_default();
+                if let Some(line) = body.and_then(|body| describe_event(&body, &session)) {
                     context.out.print_line(&line)?;
                 }
             }
@@ -89,27 +89,27 @@ async fn follow_mail(
     }
 }
 
-/// What an event says, in a line.
-fn describe_event(body: &EventBody, of: &str) -> Option<String> {
-    let said = match body {
+/// A mail event on one line.
+fn describe_event(body: &EventBody, session: &str) -> Option<String> {
+    let line = match body {
         EventBody::MailSent(sent) => {
             let mail = &sent.mail;
-            let words = text::first_line(&mail.text, PREVIEW_CHARS);
-            format!("{} {} from {} to {of}: {words}", mail.id, mail.kind.as_str(), mail.from)
+            let preview = text::first_line(&mail.text, PREVIEW_CHARS);
+            format!("{} {} from {} to {session}: {preview}", mail.id, mail.kind.as_str(), mail.from)
         }
         EventBody::MailDelivered(delivered) => {
-            format!("{} delivered to {of} as a {}", delivered.id, delivered.delivered_as.as_str())
+            format!("{} delivered to {session} as a {}", delivered.id, delivered.delivered_as.as_str())
         }
         EventBody::MailClaimed(claimed) => format!("{} claimed", claimed.id),
         EventBody::MailAcknowledged(acknowledged) => format!("{} acknowledged", acknowledged.id),
-        EventBody::MailReturned(returned) => format!("{} came back: {}", returned.id, returned.reason),
-        EventBody::MailQuarantined(gone) => format!("{} kept from everybody: {}", gone.id, gone.reason),
+        EventBody::MailReturned(returned) => format!("{} returned: {}", returned.id, returned.reason),
+        EventBody::MailQuarantined(event) => format!("{} quarantined: {}", event.id, event.reason),
         _ => return None,
     };
-    Some(text::strip_controls(&said))
+    Some(text::strip_controls(&line))
 }
 
-/// Does what else there is to do.
+/// `qd mail send`.
 pub(crate) async fn run_mail_verb(context: &VerbContext, verb: MailVerb) -> Result<CliExitCode> {
     let MailVerb::Send { id, text, steer, hold, kind, reply_to } = verb;
     let deliver = match (steer, hold) {
@@ -117,16 +117,16 @@ pub(crate) async fn run_mail_verb(context: &VerbContext, verb: MailVerb) -> Resu
         (_, true) => Some(MailDelivery::Hold),
         _ => None,
     };
-    let wrong =
+    let invalid_id =
         |_| CliFailure::Usage("--reply-to takes the id of a message, as `qd mail` shows it".to_owned());
-    let in_reply_to = reply_to.map(|id| MailId::parse(&id).map_err(wrong)).transpose()?;
-    let reply = if in_reply_to.is_some() { MailKind::Reply } else { MailKind::Task };
-    let known = |word: &str| MailKind::ALL.iter().find(|(name, _)| *name == word).map(|(_, kind)| *kind);
+    let in_reply_to = reply_to.map(|id| MailId::parse(&id).map_err(invalid_id)).transpose()?;
+    let default_kind = if in_reply_to.is_some() { MailKind::Reply } else { MailKind::Task };
+    let by_name = |given: &str| MailKind::ALL.iter().find(|(name, _)| *name == given).map(|(_, kind)| *kind);
     let new = NewMail {
         text: prompt::read_prompt(&text)?,
-        // An id of our own, so that a request that is repeated after a broken connection is sent once.
+        // The client chooses the id, so a request repeated after a broken connection sends the message once.
         id: Some(MailId::parse(&random_id(MailId::PREFIX)?).map_err(anyhow::Error::from)?),
-        kind: Some(kind.as_deref().and_then(known).unwrap_or(reply)),
+        kind: Some(kind.as_deref().and_then(by_name).unwrap_or(default_kind)),
         deliver,
         in_reply_to,
         correlation_id: None,
@@ -140,7 +140,7 @@ pub(crate) async fn run_mail_verb(context: &VerbContext, verb: MailVerb) -> Resu
     }
     context.out.print_line(receipt.id.as_str())?;
     if receipt.deliver == MailDelivery::Prompt && steer {
-        context.out.print_note("nothing runs that could be steered: it is a prompt");
+        context.out.print_note("no running turn can be steered; the message was sent as a prompt");
     }
     Ok(CliExitCode::Success)
 }
@@ -151,9 +151,9 @@ mod tests {
     use qd_protocol::event::MailReturned;
 
     #[test]
-    fn what_somebody_wrote_cannot_move_the_cursor() {
+    fn a_message_cannot_move_the_cursor() {
         let id = MailId::parse("mail_1").unwrap();
         let body = EventBody::MailReturned(MailReturned { id, reason: "\x1b[2Jno".to_owned(), returns: 1 });
-        assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 came back: [2Jno");
+        assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 returned: [2Jno");
     }
 }

@@ -1,5 +1,5 @@
-//! `qd mcp`: the tools for agents on stdio. What they do is the daemon's; here each request is carried to it, again and
-//! again while it is away, so that an agent that waits does not notice a restart.
+//! `qd mcp`: the MCP server for agents on stdio. It forwards each tool call to the daemon and retries while the daemon
+//! is down, so an agent that waits does not notice a restart.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,76 +21,76 @@ use crate::daemon::DaemonLocator;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::output::CliOutput;
 
-/// Before the second try; doubled before each one after it, up to the longest.
+/// Delay before the second attempt; doubled before each further one, up to the maximum.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// Serves until stdin ends.
 pub(crate) async fn mcp(context: &VerbContext, dir: Option<&Path>) -> Result<CliExitCode> {
-    // By this name a keeper knows it as one of its agent's helpers.
+    // The keeper recognizes its agent's helper by this process name.
     qd_keeper::process_setup::set_process_name(c"qd-mcp");
     let dir = dir.unwrap_or(Path::new("."));
-    let dir = dir.canonicalize().map_err(|error| {
-        CliFailure::Usage(format!("{} is no directory to work in: {error}", dir.display()))
-    })?;
+    let dir = dir
+        .canonicalize()
+        .map_err(|error| CliFailure::Usage(format!("cannot use the directory {}: {error}", dir.display())))?;
     let token = std::env::var(SESSION_TOKEN_VAR)
         .ok()
         .filter(|token| !token.is_empty())
         .map(read_token)
         .transpose()?;
-    let far = McpForwarder {
+    let forwarder = McpForwarder {
         locator: context.locator.clone(),
         out: context.out.clone(),
         directory: dir.to_string_lossy().into_owned(),
         token,
         client: Mutex::new(None),
     };
-    match McpToolServer::new(far).serve(stdio_pipes()).await {
+    match McpToolServer::new(forwarder).serve(stdio_pipes()).await {
         Ok(running) => {
-            // However it ended, its client is gone.
+            // The result does not matter: the client is gone.
             let _ended = running.waiting().await;
         }
-        // Nobody said hello before stdin ended; that is no failure.
-        Err(error) => context.out.print_note(&format!("no client began a session: {error}")),
+        // Stdin ended before the client initialized. That is not a failure.
+        Err(error) => context.out.print_note(&format!("no MCP client connected: {error}")),
     }
     Ok(CliExitCode::Success)
 }
 
-/// The token that the variable has, or that is in the file which it names.
-fn read_token(said: String) -> Result<String> {
-    let Some(path) = said.strip_prefix(TOKEN_FILE_PREFIX) else { return Ok(said) };
+/// The token itself, or the content of the file if the variable names one.
+fn read_token(value: String) -> Result<String> {
+    let Some(path) = value.strip_prefix(TOKEN_FILE_PREFIX) else { return Ok(value) };
     let text = std::fs::read_to_string(path).map_err(|error| {
         CliFailure::Usage(format!(
-            "{SESSION_TOKEN_VAR} names {path}, which cannot be read: {error}; the session may be closed"
+            "cannot read {path}, which {SESSION_TOKEN_VAR} names: {error}; the session may be closed"
         ))
     })?;
     Ok(text.trim().to_owned())
 }
 
-/// The daemon, wherever it is and whenever it is back.
+/// Forwards tool calls to the daemon, across its restarts.
 #[derive(Debug)]
 struct McpForwarder {
     locator: DaemonLocator,
     out: CliOutput,
-    /// Where agents are started that belong to no session.
+    /// Project directory for agents that are started outside of any session.
     directory: String,
-    /// With which we speak for a session; without one, for the user.
+    /// Session token. Without one, calls are made as the user.
     token: Option<String>,
-    /// Of the daemon that answered last.
+    /// Client of the daemon that answered last. Reset after a failure.
     client: Mutex<Option<DaemonClient>>,
 }
 
 impl McpForwarder {
     async fn client(&self) -> Result<DaemonClient> {
-        let mut known = self.client.lock().await;
-        if let Some(client) = &*known {
+        let mut cached = self.client.lock().await;
+        if let Some(client) = &*cached {
             return Ok(client.clone());
         }
         let client = match &self.token {
             Some(token) => self.locator.session_client(token.clone()),
             None => self.locator.connect_or_start(&self.out).await?,
         };
-        *known = Some(client.clone());
+        *cached = Some(client.clone());
         Ok(client)
     }
 
@@ -112,7 +112,7 @@ impl ToolBackend for McpForwarder {
         }
         let path = format!("/v1/tools/{}", tool.as_str());
         let deadline = Instant::now() + Duration::from_secs(TOOL_AWAY_S);
-        let mut pause = FIRST_RETRY_DELAY;
+        let mut delay = FIRST_RETRY_DELAY;
         loop {
             let failure = match self.call_once(&path, &arguments, &key).await {
                 Ok(done) => return Ok(done),
@@ -127,11 +127,11 @@ impl ToolBackend for McpForwarder {
                         details: Map::new(),
                     });
                 }
-                // The next try finds the daemon that is there then, or starts one where that is ours to do.
+                // The next attempt connects anew, or starts a daemon if it may.
                 _ => *self.client.lock().await = None,
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_RETRY_DELAY);
+            tokio::time::sleep(delay).await;
+            delay = (delay * 2).min(MAX_RETRY_DELAY);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `qd merge`: the work of a session into a branch. Whoever else changed the same lines is named before; what conflicts is
-//! shown, and then nothing has changed.
+//! `qd merge`: merges a session's worktree into a branch. Sessions that changed the same lines are named first. If
+//! there are conflicts, they are shown and nothing is changed.
 
 use qd_protocol::worktree::{MergeConflict, MergeRequest, MergeResult, Overlap, Worktree};
 
@@ -9,10 +9,9 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs::{self, ResolvedSession};
 use crate::render::text;
 
-/// Places of one file that are named; more of them say no more.
+/// Line ranges named per file; further ones are abbreviated to `…`.
 const MAX_LINE_RANGES: usize = 5;
 
-/// Merges.
 pub(crate) async fn merge(
     context: &VerbContext,
     id: &str,
@@ -45,14 +44,14 @@ pub(crate) async fn merge(
     Ok(CliExitCode::Success)
 }
 
-/// Names who else changed the same lines, before anything is merged.
+/// Prints which other sessions changed the same lines, before anything is merged.
 async fn warn_of_overlaps(
     context: &VerbContext,
     client: &DaemonClient,
     session: &ResolvedSession,
 ) -> Result<()> {
     let all: Vec<Worktree> = client.list("/v1/worktrees").await?;
-    let own = all.iter().find(|one| one.session_id == session.id);
+    let own = all.iter().find(|worktree| worktree.session_id == session.id);
     for overlap in own.iter().flat_map(|own| &own.overlaps) {
         context.out.print_note(&format!(
             "{} changed the same lines: {}",
@@ -63,9 +62,9 @@ async fn warn_of_overlaps(
     Ok(())
 }
 
-/// Where two changed the same, on one line.
+/// The files and lines of an overlap, on one line.
 pub(super) fn describe_overlap(overlap: &Overlap) -> String {
-    let of = |file: &qd_protocol::worktree::OverlapFile| {
+    let describe_file = |file: &qd_protocol::worktree::OverlapFile| {
         let lines = file.lines.iter().take(MAX_LINE_RANGES).map(|lines| match lines.first == lines.last {
             true => format!("{}", lines.first),
             false => format!("{}-{}", lines.first, lines.last),
@@ -77,7 +76,7 @@ pub(super) fn describe_overlap(overlap: &Overlap) -> String {
             false => format!("{} {}{more}", file.path, lines.join(", ")),
         }
     };
-    text::strip_controls(&overlap.files.iter().map(of).collect::<Vec<_>>().join("; "))
+    text::strip_controls(&overlap.files.iter().map(describe_file).collect::<Vec<_>>().join("; "))
 }
 
 fn print_conflicts(context: &VerbContext, conflicts: &[MergeConflict]) {
@@ -92,15 +91,15 @@ fn describe_merge(merged: &MergeResult) -> String {
     let short = |commit: &str| commit.get(..12).unwrap_or(commit).to_owned();
     let mut out = String::new();
     if let Some(commit) = &merged.committed {
-        out.push_str(&format!("committed what was not: {}\n", short(commit)));
+        out.push_str(&format!("committed the uncommitted changes: {}\n", short(commit)));
     }
     if !merged.moved {
-        out.push_str(&format!("{} has all of it already\n", merged.into));
+        out.push_str(&format!("{} already contains everything\n", merged.into));
         return out;
     }
     out.push_str(&format!("merged into {}: {}\n", merged.into, short(&merged.commit)));
     if let Some(path) = &merged.checkout {
-        out.push_str(&format!("moved the checkout at {path} along\n"));
+        out.push_str(&format!("updated the checkout at {path}\n"));
     }
     out
 }
@@ -112,7 +111,7 @@ mod tests {
     use qd_protocol::worktree::{LineRange, OverlapFile};
 
     #[test]
-    fn places_are_named_by_file_and_line() {
+    fn overlaps_are_named_by_file_and_line() {
         let range = |first, last| LineRange { first, last };
         let files = vec![
             OverlapFile { path: "a.rs".to_owned(), lines: vec![range(2, 2), range(7, 9)] },
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_told_in_order() {
+    fn a_merge_is_described_in_order() {
         let merged = MergeResult {
             into: "main".to_owned(),
             commit: "0123456789abcdef".to_owned(),
@@ -134,11 +133,12 @@ mod tests {
         };
         assert_eq!(
             describe_merge(&merged),
-            "committed what was not: fedcba987654\nmerged into main: 0123456789ab\nmoved the checkout at /work along\n"
+            "committed the uncommitted changes: fedcba987654\nmerged into main: 0123456789ab\n\
+             updated the checkout at /work\n"
         );
         assert_eq!(
             describe_merge(&MergeResult { moved: false, committed: None, ..merged }),
-            "main has all of it already\n"
+            "main already contains everything\n"
         );
     }
 }

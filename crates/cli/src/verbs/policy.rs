@@ -1,4 +1,4 @@
-//! `qd policy test`: what would change if a policy had been there when agents asked.
+//! `qd policy test`: shows what would change if a policy had been in effect for past asks.
 
 use std::path::Path;
 
@@ -18,10 +18,9 @@ use crate::refs;
 use crate::render::table::TextTable;
 use crate::render::{ask, text};
 
-/// How much of an argument a line shows.
+/// How much of an argument one line shows.
 const PREVIEW_CHARS: usize = 100;
 
-/// Tries a policy.
 pub(crate) async fn policy(context: &VerbContext, verb: PolicyVerb) -> Result<CliExitCode> {
     let PolicyVerb::Test { policy, session, workspace, limit } = verb;
     let policy = prompt::read_policy(&policy)?;
@@ -50,22 +49,19 @@ pub(crate) async fn policy(context: &VerbContext, verb: PolicyVerb) -> Result<Cl
     Ok(CliExitCode::Success)
 }
 
-/// The workspace of a directory. It is not made one by being asked about.
+/// The existing workspace of a directory. Unlike `qd run`, this never creates one.
 async fn workspace_at(client: &DaemonClient, dir: &Path) -> Result<WorkspaceId> {
     let path = dir
         .canonicalize()
-        .map_err(|error| CliFailure::Usage(format!("{} is no directory: {error}", dir.display())))?;
+        .map_err(|error| CliFailure::Usage(format!("{} is not a directory: {error}", dir.display())))?;
     let known: Vec<Workspace> = client.list("/v1/workspaces").await?;
     let found = known.into_iter().find(|workspace| Path::new(&workspace.path) == path);
     found.map(|workspace| workspace.id).ok_or_else(|| {
-        CliFailure::NotFound(format!(
-            "nothing was ever run in {}; `qd ps -a` lists what there is",
-            path.display()
-        ))
+        CliFailure::NotFound(format!("no session has run in {}; see `qd ps -a`", path.display()))
     })
 }
 
-/// A policy that the daemon cannot use was given on the command line, so this is wrong usage.
+/// Turns the daemon's rejection of a policy into a usage error, because the policy came from the command line.
 fn as_usage_failure(failure: CliFailure) -> CliFailure {
     match failure.code() {
         Some("invalid_value" | "invalid_request") => CliFailure::Usage(failure.to_string()),
@@ -109,38 +105,38 @@ fn describe_past_decision(then: &PastDecision) -> String {
 }
 
 fn describe_new_decision(now: &TrialDecision) -> String {
-    let word = match now.decision {
+    let decision = match now.decision {
         PolicyVerdict::Allow => "allowed",
         PolicyVerdict::Deny => "denied",
         PolicyVerdict::Ask => "asked",
     };
     match now.rule {
-        Some(rule) => format!("{word} by rule {rule}"),
-        None => word.to_owned(),
+        Some(rule) => format!("{decision} by rule {rule}"),
+        None => decision.to_owned(),
     }
 }
 
-/// The numbers in one line; what did not happen is not named, but for what stays.
+/// The counts on one line. Zero counts are left out, except for "as before".
 fn summarize_report(report: &PolicyTestReport) -> String {
     let mut line = match report.asks {
         1 => "1 ask".to_owned(),
         asks => format!("{asks} asks"),
     };
     line.push_str(&format!(": {} as before", report.as_before));
-    for (count, what) in [
+    for (count, change) in [
         (report.no_longer_asked, "no longer asked"),
         (report.now_allowed, "now allowed"),
         (report.now_asked, "now asked"),
         (report.now_denied, "now denied"),
     ] {
         if count > 0 {
-            line.push_str(&format!(", {count} {what}"));
+            line.push_str(&format!(", {count} {change}"));
         }
     }
     match report.against_people {
         0 => {}
-        1 => line.push_str("; 1 goes against what a person decided"),
-        several => line.push_str(&format!("; {several} go against what a person decided")),
+        1 => line.push_str("; 1 contradicts what a person decided"),
+        several => line.push_str(&format!("; {several} contradict what a person decided")),
     }
     line
 }
@@ -151,7 +147,7 @@ mod tests {
     use qd_protocol::error::ErrorDoc;
 
     #[test]
-    fn a_summary_names_what_changed_and_what_goes_against_people() {
+    fn a_summary_names_changes_and_contradicted_people() {
         let report = PolicyTestReport {
             asks: 128,
             as_before: 90,
@@ -166,7 +162,7 @@ mod tests {
             against_people: 1,
             ..PolicyTestReport::default()
         };
-        let text = "1 ask: 0 as before, 1 no longer asked; 1 goes against what a person decided";
+        let text = "1 ask: 0 as before, 1 no longer asked; 1 contradicts what a person decided";
         assert_eq!(summarize_report(&one), text);
         assert_eq!(summarize_report(&PolicyTestReport::default()), "0 asks: 0 as before");
     }

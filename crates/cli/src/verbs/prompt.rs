@@ -1,4 +1,4 @@
-//! What goes into a request of a new run: its text, its policy and its name.
+//! Reads prompts and policies from the command line, and sends prompts.
 
 use std::io::Read;
 
@@ -11,23 +11,23 @@ use crate::client::{DaemonClient, random_id};
 use crate::failure::{CliFailure, Result};
 use crate::refs::ResolvedSession;
 
-/// The words of a prompt; `-` stands for all of stdin.
+/// The text of a prompt; `-` reads all of stdin.
 pub(crate) fn read_prompt(given: &str) -> Result<String> {
     if given.trim().is_empty() {
-        return Err(CliFailure::Usage("the prompt is empty; say something".to_owned()));
+        return Err(CliFailure::Usage("the prompt is empty".to_owned()));
     }
     if given != "-" {
         return Ok(given.to_owned());
     }
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("the prompt on stdin is not text")?;
+    std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from stdin")?;
     if text.trim().is_empty() {
-        return Err(CliFailure::Usage("stdin held no prompt".to_owned()));
+        return Err(CliFailure::Usage("the prompt on stdin is empty".to_owned()));
     }
     Ok(text)
 }
 
-/// One word, rules in JSON, or the name of a file that holds either.
+/// Parses a policy: a single word, rules in JSON, or a file that contains either.
 pub(crate) fn read_policy(given: &str) -> Result<Policy> {
     let word = given.trim();
     if matches!(word, "ask" | "allow" | "deny") {
@@ -39,12 +39,13 @@ pub(crate) fn read_policy(given: &str) -> Result<Policy> {
     match std::fs::read_to_string(given) {
         Ok(text) => parse_policy(&text),
         Err(error) => Err(CliFailure::Usage(format!(
-            "a policy is ask, allow, deny, rules in JSON or a file of them; {given} is no such file: {error}"
+            "a policy is ask, allow, deny, rules in JSON or a file with rules; cannot read {given}: {error}"
         ))),
     }
 }
 
-/// Gives a session one more prompt. The run is named here, so that a repeat after a broken connection is harmless.
+/// Sends a prompt to a session. The client chooses the run id, so a request repeated after a broken connection starts
+/// one run.
 pub(crate) async fn post_prompt(
     client: &DaemonClient,
     session: &ResolvedSession,
@@ -57,7 +58,7 @@ pub(crate) async fn post_prompt(
 }
 
 fn parse_policy(json: &str) -> Result<Policy> {
-    serde_json::from_str(json).map_err(|error| CliFailure::Usage(format!("this is no policy: {error}")))
+    serde_json::from_str(json).map_err(|error| CliFailure::Usage(format!("not a valid policy: {error}")))
 }
 
 #[cfg(test)]
@@ -67,7 +68,7 @@ mod tests {
     use qd_protocol::policy::PolicyVerdict;
 
     #[test]
-    fn a_policy_is_a_word_rules_or_a_file_of_them() {
+    fn a_policy_is_a_word_rules_or_a_file_with_rules() {
         assert_eq!(read_policy("allow").unwrap(), Policy::Always(PolicyVerdict::Allow));
         let rules = r#"[{"tool":"Bash","match":"git status*","decision":"allow"}]"#;
         let Policy::Rules(inline) = read_policy(rules).unwrap() else { panic!("rules") };
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_wrong_usage() {
+    fn an_invalid_policy_is_a_usage_error() {
         for bad in ["perhaps", "[{\"tool\":1}]", "/does/not/exist.json"] {
             assert_eq!(read_policy(bad).unwrap_err().exit_code(), CliExitCode::Usage, "{bad}");
         }

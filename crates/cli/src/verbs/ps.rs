@@ -1,4 +1,4 @@
-//! `qd ps`: the sessions, as one table. Sessions and workspaces are asked for at once; asks only if somebody waits.
+//! `qd ps`: lists sessions. Sessions and workspaces are fetched in parallel, asks only if a session is waiting.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use crate::failure::{CliExitCode, Result};
 use crate::render::table::TextTable;
 use crate::render::text;
 
-/// How much of a title is shown, so that the columns after it stay on the screen.
+/// Titles are truncated to this length, so the columns after them stay on the screen.
 pub(super) const TITLE_CHARS: usize = 40;
 
-/// Lists sessions; the closed ones too with `all`.
+/// Lists open sessions, or with `all` also closed ones.
 pub(crate) async fn ps(context: &VerbContext, all: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let path = if all { "/v1/sessions" } else { "/v1/sessions?open=true" };
@@ -28,27 +28,33 @@ pub(crate) async fn ps(context: &VerbContext, all: bool) -> Result<CliExitCode> 
     if sessions.iter().any(|session| session.state == SessionStatus::Waiting) {
         asks = client.list("/v1/asks?state=pending").await?;
     }
-    let mut why = "no room";
+    let mut queue_reason = "no free slot";
     if sessions.iter().any(is_waiting_to_start) && client.get::<HaltStatus>("/v1/halt").await?.halted {
-        why = "halted";
+        queue_reason = "halted";
     }
-    let table = table(&sessions, &workspaces, &asks, why, Millis::now());
+    let table = table(&sessions, &workspaces, &asks, queue_reason, Millis::now());
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     Ok(CliExitCode::Success)
 }
 
-/// Whether prompts of a session wait though nothing of its own is before them: for the end of a halt, or for room.
+/// Whether an idle session has queued prompts: they wait for the end of a halt or for a free slot.
 fn is_waiting_to_start(session: &Session) -> bool {
     session.state == SessionStatus::Idle && session.queued > 0
 }
 
-fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], held: &str, now: Millis) -> TextTable {
+fn table(
+    sessions: &[Session],
+    workspaces: &[Workspace],
+    asks: &[Ask],
+    queue_reason: &str,
+    now: Millis,
+) -> TextTable {
     let paths: HashMap<&WorkspaceId, &str> =
         workspaces.iter().map(|workspace| (&workspace.id, workspace.path.as_str())).collect();
-    let mut waiting: HashMap<&SessionId, usize> = HashMap::new();
+    let mut open_asks: HashMap<&SessionId, usize> = HashMap::new();
     for ask in asks {
         if let Some(session) = &ask.session_id {
-            *waiting.entry(session).or_default() += 1;
+            *open_asks.entry(session).or_default() += 1;
         }
     }
     let mut table = TextTable::new(&["ID", "AGENT", "STATE", "AGE", "COST", "TITLE", "WORKSPACE"]);
@@ -57,7 +63,7 @@ fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], held: &st
         table.add_row([
             session.id.to_string(),
             session.agent.clone(),
-            describe_state(session, waiting.get(&session.id).copied().unwrap_or(0), held),
+            describe_state(session, open_asks.get(&session.id).copied().unwrap_or(0), queue_reason),
             text::format_age(session.created_at, now),
             text::format_dollars(session.usage.cost_usd),
             session
@@ -70,8 +76,8 @@ fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], held: &st
     table
 }
 
-/// The state, with how many asks and prompts wait; prompts of one that is held, for what.
-pub(super) fn describe_state(session: &Session, asks: usize, held: &str) -> String {
+/// The state with the numbers of open asks and queued prompts. `queue_reason` says why an idle session has queued ones.
+pub(super) fn describe_state(session: &Session, asks: usize, queue_reason: &str) -> String {
     let mut state = match session.state {
         SessionStatus::Idle => "idle",
         SessionStatus::Starting => "starting",
@@ -87,7 +93,7 @@ pub(super) fn describe_state(session: &Session, asks: usize, held: &str) -> Stri
         state.push_str(&format!(", {} queued", session.queued));
     }
     if is_waiting_to_start(session) {
-        state.push_str(&format!(" ({held})"));
+        state.push_str(&format!(" ({queue_reason})"));
     }
     if session.closing && session.state != SessionStatus::Closed {
         state.push_str(", closing");
@@ -116,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_who_does_what_where_since_when() {
+    fn a_row_shows_agent_state_age_and_workspace() {
         let workspace = Workspace {
             id: WorkspaceId::parse("ws_1").unwrap(),
             path: "/src/app".to_owned(),
@@ -138,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_waits_for_nothing_of_its_session_says_for_what() {
+    fn queued_prompts_of_an_idle_session_show_the_reason() {
         let idle = Session { state: SessionStatus::Idle, ..session() };
-        assert_eq!(describe_state(&idle, 0, "no room"), "idle, 2 queued (no room)");
+        assert_eq!(describe_state(&idle, 0, "no free slot"), "idle, 2 queued (no free slot)");
         let running = Session { state: SessionStatus::Running, ..session() };
-        assert_eq!(describe_state(&running, 0, "no room"), "running, 2 queued");
+        assert_eq!(describe_state(&running, 0, "no free slot"), "running, 2 queued");
     }
 }

@@ -1,4 +1,4 @@
-//! `qd rm`: closes sessions, and on demand deletes what they left.
+//! `qd rm`: closes sessions, and with `--purge` deletes their events.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
-/// Closes each of `ids`. All are looked up first: a wrong one among them closes none.
+/// Closes each of `ids`. All ids are resolved first: if one is wrong, nothing is closed.
 pub(crate) async fn rm(context: &VerbContext, ids: &[String], purge: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut sessions = Vec::new();
@@ -23,7 +23,7 @@ pub(crate) async fn rm(context: &VerbContext, ids: &[String], purge: bool) -> Re
             context.out.print_line(session.id.as_str())?;
             if let Some(path) = answer["worktree"].as_str() {
                 context.out.print_note(&format!(
-                    "its worktree stays at {path} until `qd worktrees rm {}`",
+                    "its worktree is kept at {path}; remove it with `qd worktrees rm {}`",
                     session.id
                 ));
             }

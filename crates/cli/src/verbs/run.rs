@@ -1,5 +1,5 @@
-//! `qd run`: a prompt for an agent, in a new session or an old one. What is said before the run exists lives here;
-//! watching it to its end is `follow.rs`.
+//! `qd run`: sends a prompt to an agent, in a new session or an existing one. This file starts the run;
+//! `run_watcher.rs` watches it.
 
 use anyhow::Context as _;
 use qd_daemon::config::DaemonConfig;
@@ -15,45 +15,44 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::output::CliOutput;
 use crate::refs::{self, ResolvedSession};
 
-/// Agents that are always there, and so are never taken as the only one found.
+/// Agents that are always available. They do not count when `qd run` looks for the only installed agent.
 const BUILT_IN: [&str; 2] = ["echo", "script"];
 
-/// Runs one prompt.
 pub(crate) async fn run(context: &VerbContext, flags: RunArgs) -> Result<CliExitCode> {
     if flags.detach && flags.timeout.is_some() && flags.session.is_some() {
-        let why =
-            "nobody would keep the time of a detached run in an old session; leave out --detach or --timeout";
-        return Err(CliFailure::Usage(why.to_owned()));
+        let message =
+            "--timeout has no effect on a detached run in an existing session; omit --detach or --timeout";
+        return Err(CliFailure::Usage(message.to_owned()));
     }
-    let words = prompt::read_prompt(&flags.prompt)?;
+    let text = prompt::read_prompt(&flags.prompt)?;
     let client = context.client().await?;
     let (session, agent) = open_session(context, &client, &flags).await?;
     if flags.detach {
-        let receipt = start_run(&client, &session, &flags, words).await?;
+        let receipt = start_run(&client, &session, &flags, text).await?;
         return print_detached(&context.out, &session, &receipt);
     }
-    // The stream first: whatever the run does from its first moment on is then on it.
+    // Open the stream before the run starts, so no event is missed.
     let stream = EventStream::from_now(&client, &session.stream_path()).await?;
-    let receipt = start_run(&client, &session, &flags, words).await?;
+    let receipt = start_run(&client, &session, &flags, text).await?;
     let watched = WatchedRun { session, receipt, agent, on_ask: flags.on_ask, timeout: flags.timeout };
     RunWatcher::new(&context.out, &client, watched).watch(stream).await
 }
 
-/// Gives the session its prompt. One that was made for a prompt that is refused is not left behind.
+/// Sends the prompt. If it is refused, a session created for it is purged.
 async fn start_run(
     client: &DaemonClient,
     session: &ResolvedSession,
     flags: &RunArgs,
-    words: String,
+    text: String,
 ) -> Result<PromptReceipt> {
-    let accepted = prompt::post_prompt(client, session, words).await;
-    if matches!(accepted, Err(CliFailure::Refused(_))) && flags.session.is_none() {
+    let receipt = prompt::post_prompt(client, session, text).await;
+    if matches!(receipt, Err(CliFailure::Refused(_))) && flags.session.is_none() {
         client.delete(&format!("{}?purge=true", session.path())).await?;
     }
-    accepted
+    receipt
 }
 
-/// The session that was named, or a new one, and the name of its agent.
+/// The session of `--session`, or a new one, and the name of its agent.
 async fn open_session(
     context: &VerbContext,
     client: &DaemonClient,
@@ -70,7 +69,7 @@ async fn open_session(
     let name = match &flags.agent {
         Some(name) => name.clone(),
         None => {
-            let config = DaemonConfig::load(&context.locator.home).context("the settings cannot be used")?;
+            let config = DaemonConfig::load(&context.locator.home).context("the settings are not valid")?;
             choose_agent(config.agent.value, &agents, &context.out)
         }
     };
@@ -80,7 +79,7 @@ async fn open_session(
         model: flags.model.clone(),
         policy,
         worktree: flags.worktree.then_some(true),
-        // Attached, we keep the time ourselves; a run that is left alone is timed by the daemon.
+        // While attached, the watcher enforces --timeout; for a detached run the daemon does.
         run_timeout_s: flags.timeout.filter(|_| flags.detach),
         env: workspace::passed_variables(&workspace, &agents, [name.as_str()]),
         ..NewSession::default()
@@ -89,7 +88,7 @@ async fn open_session(
     Ok((ResolvedSession { workspace: workspace.id.to_string(), id: session.id }, name))
 }
 
-/// The configured agent, else the only one found, else `echo` with a note.
+/// The configured agent, else the only one installed, else `echo` with a note.
 fn choose_agent(configured: Option<String>, agents: &[Agent], out: &CliOutput) -> String {
     if let Some(name) = configured {
         return name;
@@ -97,15 +96,18 @@ fn choose_agent(configured: Option<String>, agents: &[Agent], out: &CliOutput) -
     let mut found = agents.iter().filter(|agent| agent.available && !BUILT_IN.contains(&agent.name.as_str()));
     match (found.next(), found.next()) {
         (Some(only), None) => only.name.clone(),
-        (Some(one), Some(other)) => {
+        (Some(first), Some(second)) => {
             out.print_note(&format!(
-                "several agents can start ({}, {}, …): using echo; choose with --agent or `agent` in config.toml",
-                one.name, other.name
+                "several agents are installed ({}, {}, …), so echo is used; choose one with --agent or `agent` in \
+                 config.toml",
+                first.name, second.name
             ));
             "echo".to_owned()
         }
         (None, _) => {
-            out.print_note("no agent is installed: using echo, which repeats your words; `qd agents` lists those that are known");
+            out.print_note(
+                "no agent is installed, so echo is used, which repeats your prompt; see `qd agents` for others",
+            );
             "echo".to_owned()
         }
     }

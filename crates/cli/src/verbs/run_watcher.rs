@@ -1,5 +1,5 @@
-//! A run watched to its end: its words, its asks, Ctrl-C, the time limit and the spinner, in one loop. The run belongs
-//! to the daemon; whatever happens here can at most ask for its cancel.
+//! Watches a run until it ends: output, asks, Ctrl-C, the time limit and the spinner, in one loop. The run belongs to
+//! the daemon; the watcher can only ask to cancel it.
 
 use std::time::Duration;
 
@@ -20,25 +20,21 @@ use crate::output::CliOutput;
 use crate::refs::ResolvedSession;
 use crate::render::{ask, spinner};
 
-/// Further away than any run: where no time limit is set.
+/// The deadline of the timer when no time limit is set: longer than any run.
 const NO_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
 
-/// What is watched, and how.
+/// The run to watch, and the flags of `qd run` that matter for it.
 #[derive(Debug)]
 pub(super) struct WatchedRun {
-    /// Whose run.
     pub(super) session: ResolvedSession,
-    /// The run.
     pub(super) receipt: PromptReceipt,
-    /// Who works on it.
     pub(super) agent: String,
-    /// What to do when it asks.
     pub(super) on_ask: OnAskAction,
-    /// Seconds after which it is cancelled.
+    /// Seconds after which the run is cancelled.
     pub(super) timeout: Option<f64>,
 }
 
-/// Why we asked for the run's end.
+/// Why the watcher cancelled the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WatcherStopReason {
     Interrupt,
@@ -46,7 +42,6 @@ enum WatcherStopReason {
     Ask,
 }
 
-/// A run that is being watched.
 #[derive(Debug)]
 pub(super) struct RunWatcher<'a> {
     out: &'a CliOutput,
@@ -54,19 +49,18 @@ pub(super) struct RunWatcher<'a> {
     watched: WatchedRun,
     transcript: TranscriptPrinter<'a>,
     stdin: StdinLines,
-    /// Asks of the run that nobody has answered, oldest first.
+    /// Unanswered asks of the run, oldest first.
     open_asks: Vec<Ask>,
-    /// Why we asked for its end, if we did.
+    /// Set once the watcher has cancelled the run.
     stop_reason: Option<WatcherStopReason>,
-    /// What the agent does, for the spinner, and since when.
+    /// What the spinner says the agent is doing.
     activity: &'static str,
     activity_since: Instant,
-    /// When something last came.
+    /// The spinner appears some time after the last event.
     last_event_at: Instant,
 }
 
 impl<'a> RunWatcher<'a> {
-    /// Begins when the prompt was accepted.
     pub(super) fn new(out: &'a CliOutput, client: &'a DaemonClient, watched: WatchedRun) -> Self {
         let now = Instant::now();
         Self {
@@ -83,7 +77,7 @@ impl<'a> RunWatcher<'a> {
         }
     }
 
-    /// Watches until the run has ended or a second Ctrl-C says to leave it alone.
+    /// Watches until the run has ended, or until a second Ctrl-C.
     pub(super) async fn watch(mut self, mut stream: EventStream) -> Result<CliExitCode> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
         let limit = self.watched.timeout.map_or(NO_TIMEOUT, Duration::from_secs_f64);
@@ -91,7 +85,7 @@ impl<'a> RunWatcher<'a> {
         tokio::pin!(deadline);
         let mut ticks = interval(spinner::TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut pictures = 0;
+        let mut frames = 0;
         loop {
             tokio::select! {
                 next = stream.next() => match next? {
@@ -100,7 +94,7 @@ impl<'a> RunWatcher<'a> {
                             return Ok(exit);
                         }
                     }
-                    // Nothing had come yet, so the receipt says where to begin.
+                    // No event had arrived yet, so continue from the position in the receipt.
                     EventStreamItem::Gap => {
                         let before = Seq(self.watched.receipt.seq.0.saturating_sub(1));
                         stream = EventStream::after(self.client, &self.watched.session.stream_path(), before);
@@ -110,31 +104,32 @@ impl<'a> RunWatcher<'a> {
                     if self.stop_reason == Some(WatcherStopReason::Interrupt) {
                         self.transcript.end_line()?;
                         let id = &self.watched.session.id;
-                        self.out.print_note(&format!("left alone; it ends by itself (qd attach {id})"));
+                        self.out.print_note(&format!("not waiting for the cancelled run; see `qd attach {id}`"));
                         return Ok(CliExitCode::Cancelled);
                     }
                     self.cancel_run(WatcherStopReason::Interrupt, "Ctrl-C").await?;
-                    self.out.print_note("cancelling; Ctrl-C again leaves it alone");
+                    self.out.print_note("cancelling; press Ctrl-C again to exit without waiting");
                 }
                 () = &mut deadline, if self.watched.timeout.is_some() && self.stop_reason.is_none() => {
-                    self.cancel_run(WatcherStopReason::Timeout, "over the time of qd run --timeout").await?;
+                    self.cancel_run(WatcherStopReason::Timeout, "qd run --timeout").await?;
                 }
                 line = self.stdin.next_line(), if self.can_answer() => self.handle_line(line).await?,
                 _ = ticks.tick(), if self.out.err_tty && !self.out.json && self.open_asks.is_empty() => {
                     if self.last_event_at.elapsed() >= spinner::SHOW_AFTER {
-                        pictures += 1;
+                        frames += 1;
                         let since = u64::try_from(self.activity_since.elapsed().as_millis()).unwrap_or(u64::MAX);
-                        self.out.show_spinner(&spinner::spinner_frame(pictures, &self.watched.agent, self.activity, since));
+                        let agent = &self.watched.agent;
+                        self.out.show_spinner(&spinner::spinner_frame(frames, agent, self.activity, since));
                     }
                 }
             }
         }
     }
 
-    /// Takes one event; gives the exit code if it was the last.
+    /// Handles one event; returns the exit code if it was the last.
     async fn handle_event(&mut self, arrived: ReceivedEvent) -> Result<Option<CliExitCode>> {
         let ours = is_of_run(&arrived.event, &self.watched.receipt.run_id);
-        // Another run of the session is somebody else's; what belongs to no run is of interest to programs only.
+        // Events of other runs are skipped. Events without a run are printed only with --json.
         let of_no_run = self.out.json && arrived.event.run_id.is_none();
         if !ours && !of_no_run {
             return Ok(None);
@@ -147,7 +142,7 @@ impl<'a> RunWatcher<'a> {
             Some(EventBody::RunQueued(queued)) => self.set_activity(match queued.reason {
                 QueueReason::Busy => "is queued",
                 QueueReason::Halted => "is halted",
-                QueueReason::Capacity => "waits for room",
+                QueueReason::Capacity => "waits for a free slot",
             }),
             Some(EventBody::RunStarted(_)) => self.set_activity("works"),
             Some(EventBody::RunCancelRequested(_)) => self.set_activity("stops"),
@@ -164,15 +159,15 @@ impl<'a> RunWatcher<'a> {
         Ok(None)
     }
 
-    fn set_activity(&mut self, does: &'static str) {
-        self.activity = does;
+    fn set_activity(&mut self, activity: &'static str) {
+        self.activity = activity;
         self.activity_since = Instant::now();
     }
 
     fn exit_code(&self, reason: FinishReason) -> CliExitCode {
         match (reason, self.stop_reason) {
             (FinishReason::Cancelled, Some(WatcherStopReason::Timeout)) => {
-                self.out.print_note("it took longer than --timeout allows");
+                self.out.print_note("cancelled: it took longer than --timeout");
                 CliExitCode::TimedOut
             }
             (FinishReason::Cancelled, Some(WatcherStopReason::Ask)) => CliExitCode::Failed,
@@ -184,16 +179,17 @@ impl<'a> RunWatcher<'a> {
         match self.watched.on_ask {
             OnAskAction::Wait => {}
             OnAskAction::Deny if ask.kind == AskKind::Permission => {
-                let reason = Some("nobody is there to allow it".to_owned());
+                let reason = Some("nobody is available to allow this".to_owned());
                 let request = AnswerRequest { decision: Some("deny".to_owned()), value: None, reason };
                 return self.send_answer(&ask, &request).await;
             }
             OnAskAction::Deny => {
-                self.out.print_note("a question cannot be denied, so the run is cancelled (--on-ask deny)");
-                return self.cancel_run(WatcherStopReason::Ask, "qd run --on-ask deny met a question").await;
+                self.out
+                    .print_note("cancelling: the agent asked a question, which --on-ask deny cannot answer");
+                return self.cancel_run(WatcherStopReason::Ask, "a question met qd run --on-ask deny").await;
             }
             OnAskAction::Fail => {
-                self.out.print_note("the agent asks, so the run is cancelled (--on-ask fail)");
+                self.out.print_note("cancelling: the agent asked (--on-ask fail)");
                 return self.cancel_run(WatcherStopReason::Ask, "qd run --on-ask fail").await;
             }
         }
@@ -208,7 +204,7 @@ impl<'a> RunWatcher<'a> {
         Ok(())
     }
 
-    /// Whether somebody sits at the terminal who can answer there.
+    /// Whether asks can be answered on this terminal.
     fn is_interactive(&self) -> bool {
         self.stdin.tty && self.out.err_tty && !self.out.json
     }
@@ -217,17 +213,17 @@ impl<'a> RunWatcher<'a> {
         self.is_interactive() && !self.open_asks.is_empty()
     }
 
-    /// Puts the prompt line for the oldest open ask.
+    /// Prints the prompt for the oldest open ask.
     fn prompt_for_answer(&self) {
         if let Some(ask) = self.open_asks.first().filter(|_| self.can_answer()) {
             self.out.print_stderr(&ask::answer_prompt(ask));
         }
     }
 
-    /// A line that was typed while an ask is open.
+    /// Handles a line that was typed while an ask is open.
     async fn handle_line(&mut self, line: Option<String>) -> Result<()> {
         let Some(line) = line else {
-            // The person has gone; others may still answer.
+            // Stdin has ended; the ask can still be answered from elsewhere.
             self.stdin.tty = false;
             for ask in &self.open_asks {
                 self.out.print_stderr(&format!("\n{}", ask::answer_commands(ask)));
@@ -238,9 +234,9 @@ impl<'a> RunWatcher<'a> {
         let Some(ask) = self.open_asks.first().cloned() else { return Ok(()) };
         match ask::parse_answer(&ask, &line) {
             Ok(request) => self.send_answer(&ask, &request).await,
-            Err(say) => {
-                self.out.print_stderr(&say);
-                if say.ends_with('\n') {
+            Err(hint) => {
+                self.out.print_stderr(&hint);
+                if hint.ends_with('\n') {
                     self.prompt_for_answer();
                 }
                 Ok(())
@@ -248,7 +244,7 @@ impl<'a> RunWatcher<'a> {
         }
     }
 
-    /// Answers an ask. That somebody was faster, or that the answer does not fit, ends nothing.
+    /// Answers an ask. A refusal (already answered, not an option) is printed and does not end the verb.
     async fn send_answer(&mut self, ask: &Ask, request: &AnswerRequest) -> Result<()> {
         match answer::post_answer(self.client, ask.id.as_str(), request).await {
             Ok(_) => self.open_asks.retain(|other| other.id != ask.id),
@@ -261,9 +257,9 @@ impl<'a> RunWatcher<'a> {
         Ok(())
     }
 
-    /// Asks for the run's end; `run.finished` says when it has come.
-    async fn cancel_run(&mut self, why: WatcherStopReason, reason: &str) -> Result<()> {
-        self.stop_reason = Some(why);
+    /// Requests the cancel; `run.finished` follows when the run has ended.
+    async fn cancel_run(&mut self, stop_reason: WatcherStopReason, reason: &str) -> Result<()> {
+        self.stop_reason = Some(stop_reason);
         let path = format!("{}/cancel", self.watched.session.agent_path());
         let run_id = Some(self.watched.receipt.run_id.clone());
         let request = CancelRequest { run_id, reason: Some(reason.to_owned()) };

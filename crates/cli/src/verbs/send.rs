@@ -1,4 +1,4 @@
-//! `qd send`: one more prompt for a session, or a word to the run that is active.
+//! `qd send`: sends a prompt to a session, or steers its running turn.
 
 use qd_protocol::api::{SteerReceipt, SteerRequest};
 
@@ -6,14 +6,14 @@ use super::{VerbContext, prompt};
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
-/// Sends `text` and prints the run's id.
+/// Sends the text and prints the id of the run.
 pub(crate) async fn send(context: &VerbContext, id: &str, text: &str, steer: bool) -> Result<CliExitCode> {
-    let words = prompt::read_prompt(text)?;
+    let text = prompt::read_prompt(text)?;
     let client = context.client().await?;
     let session = refs::resolve_session(&client, id).await?;
     if steer {
         let path = format!("{}/steer", session.agent_path());
-        let steered: SteerReceipt = client.post(&path, &SteerRequest { text: words }).await?;
+        let steered: SteerReceipt = client.post(&path, &SteerRequest { text }).await?;
         if context.out.json {
             context.out.print_json(&steered)?;
         } else {
@@ -21,7 +21,7 @@ pub(crate) async fn send(context: &VerbContext, id: &str, text: &str, steer: boo
         }
         return Ok(CliExitCode::Success);
     }
-    let receipt = prompt::post_prompt(&client, &session, words).await?;
+    let receipt = prompt::post_prompt(&client, &session, text).await?;
     if context.out.json {
         context.out.print_json(&receipt)?;
         return Ok(CliExitCode::Success);

@@ -1,27 +1,26 @@
-//! Lines that a person or a program types at us.
+//! Lines from stdin, typed by a user or written by a program.
 
 use std::io::IsTerminal;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 
-/// Stdin, line by line. Nothing is read before the first line is asked for.
+/// Reads stdin line by line. Nothing is read before the first call.
 #[derive(Debug)]
 pub(super) struct StdinLines {
     lines: Option<Lines<BufReader<Stdin>>>,
-    /// Whether it is a terminal.
+    /// Whether stdin is a terminal.
     pub(super) tty: bool,
 }
 
 impl StdinLines {
-    /// From the beginning.
     pub(super) fn new() -> Self {
         Self { lines: None, tty: std::io::stdin().is_terminal() }
     }
 
-    /// The next line; none at the end. May be given up and called again; nothing is lost by it.
+    /// The next line; `None` at the end. Cancel-safe.
     pub(super) async fn next_line(&mut self) -> Option<String> {
         let lines = self.lines.get_or_insert_with(|| BufReader::new(tokio::io::stdin()).lines());
-        // What cannot be read, or is no text, is the end of what can be said.
+        // A read error or invalid UTF-8 counts as the end of input.
         lines.next_line().await.unwrap_or(None)
     }
 }

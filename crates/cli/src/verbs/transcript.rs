@@ -1,5 +1,4 @@
-//! Events on their way to the streams: as raw JSON lines, or as a conversation. Also how the past of a session is
-//! read, page by page.
+//! Prints events as raw JSON lines or as a conversation, and reads the history of a session page by page.
 
 use qd_protocol::event::Event;
 use qd_protocol::{RunId, Seq};
@@ -13,16 +12,15 @@ use crate::output::CliOutput;
 use crate::refs::ResolvedSession;
 use crate::render::conversation::{ChannelText, ConversationOptions, ConversationRenderer, OutputChannel};
 
-/// Where a conversation goes.
+/// Which parts of a conversation go to stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TranscriptLayout {
-    /// The agent's words are the data, the rest is beside them: `qd run`.
+    /// The answer goes to stdout, everything else to stderr: `qd run`.
     Answer,
-    /// All of it is the data: `qd logs`, `qd attach`.
+    /// Everything goes to stdout: `qd logs`, `qd attach`.
     Whole,
 }
 
-/// A conversation that is being printed.
 #[derive(Debug)]
 pub(super) struct TranscriptPrinter<'a> {
     out: &'a CliOutput,
@@ -32,9 +30,8 @@ pub(super) struct TranscriptPrinter<'a> {
 }
 
 impl<'a> TranscriptPrinter<'a> {
-    /// One that has not begun.
     pub(super) fn new(out: &'a CliOutput, client: &'a DaemonClient, layout: TranscriptLayout) -> Self {
-        let look = match layout {
+        let options = match layout {
             TranscriptLayout::Answer => ConversationOptions {
                 style: out.err_style(),
                 shared_screen: out.out_tty && out.err_tty,
@@ -48,10 +45,10 @@ impl<'a> TranscriptPrinter<'a> {
                 strip_controls: out.out_tty,
             },
         };
-        Self { out, client, layout, conversation: ConversationRenderer::new(look) }
+        Self { out, client, layout, conversation: ConversationRenderer::new(options) }
     }
 
-    /// Prints what some more events add.
+    /// Prints some more events.
     pub(super) async fn show(&mut self, batch: impl IntoIterator<Item = ReceivedEvent>) -> Result<()> {
         let mut pieces = Vec::new();
         let mut lines = String::new();
@@ -72,22 +69,22 @@ impl<'a> TranscriptPrinter<'a> {
         self.print(pieces)
     }
 
-    /// Ends an unfinished line, before something else is said or nothing more is.
+    /// Ends an unfinished line before other output, or at the end.
     pub(super) fn end_line(&mut self) -> Result<()> {
         let pieces = self.conversation.end_line();
         self.print(pieces)
     }
 
-    /// Neighbours for the same stream are printed at once.
+    /// Prints the pieces; adjacent ones for the same stream are written together.
     fn print(&self, pieces: Vec<ChannelText>) -> Result<()> {
         let mut rest = pieces.as_slice();
         while let Some(first) = rest.first() {
-            let beside = |piece: &ChannelText| {
+            let to_stderr = |piece: &ChannelText| {
                 self.layout == TranscriptLayout::Answer && piece.channel == OutputChannel::Aside
             };
-            let same = rest.iter().take_while(|piece| beside(piece) == beside(first)).count();
+            let same = rest.iter().take_while(|piece| to_stderr(piece) == to_stderr(first)).count();
             let text: String = rest[..same].iter().map(|piece| piece.text.as_str()).collect();
-            if beside(first) {
+            if to_stderr(first) {
                 self.out.print_stderr(&text);
             } else {
                 self.out.print_data(&text)?;
@@ -97,17 +94,17 @@ impl<'a> TranscriptPrinter<'a> {
         Ok(())
     }
 
-    /// A result too large for its event is kept beside the journal; people want all of it.
+    /// Replaces a truncated result with the full text: a result too large for its event is stored as a blob.
     async fn fetch_text(&self, finished: &mut Event) -> Result<()> {
         if let Some(sha256) = finished.data["blob"]["sha256"].as_str() {
-            let whole = self.client.get_bytes(&format!("/v1/blobs/{sha256}")).await?;
-            finished.data["text"] = String::from_utf8_lossy(&whole).into();
+            let blob = self.client.get_bytes(&format!("/v1/blobs/{sha256}")).await?;
+            finished.data["text"] = String::from_utf8_lossy(&blob).into();
         }
         Ok(())
     }
 }
 
-/// Some of a session's past after `after`, and where to go on; nothing when there is no more.
+/// One page of a session's events after `after`, and the position of the next page. The page is empty at the end.
 pub(super) async fn read_page(
     client: &DaemonClient,
     session: &ResolvedSession,
@@ -123,15 +120,14 @@ pub(super) async fn read_page(
     Ok((arrived.collect::<Result<Vec<_>>>()?, page.next_after))
 }
 
-/// Whether an event belongs to this run.
 pub(super) fn is_of_run(event: &Event, run: &RunId) -> bool {
     event.run_id.as_ref() == Some(run)
 }
 
-/// Events that are read at once.
+/// Events per page.
 const PAGE_SIZE: usize = qd_protocol::limits::PAGE_MAX;
 
-/// An answer of `…/events`, its events kept as they were written.
+/// A response of `…/events`, with each event as raw JSON.
 #[derive(Deserialize)]
 struct RawEventPage {
     events: Vec<Box<RawValue>>,

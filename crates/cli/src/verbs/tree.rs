@@ -1,5 +1,5 @@
-//! `qd ps --tree`: each session below the one that started it. What a row costs is its own and all below it, so that every
-//! dollar stands once in each row above it and the roots add up to the whole.
+//! `qd ps --tree`: shows sessions below the session that started them. Each row has its own cost and the cost of its
+//! subtree, so the subtree costs of the roots add up to the total.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,10 +13,10 @@ use crate::failure::{CliExitCode, Result};
 use crate::render::table::TextTable;
 use crate::render::text;
 
-/// Shows the sessions as trees; the closed ones too with `all`.
+/// Shows open sessions as trees, or with `all` also closed ones.
 pub(crate) async fn tree(context: &VerbContext, all: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
-    // Also those that are not shown: what they cost was spent.
+    // Closed sessions are fetched too, because their cost counts.
     let sessions: Vec<Session> = client.list("/v1/sessions").await?;
     let rows = build_rows(&sessions, all);
     if context.out.json {
@@ -48,14 +48,13 @@ pub(crate) async fn tree(context: &VerbContext, all: bool) -> Result<CliExitCode
     Ok(CliExitCode::Success)
 }
 
-/// One session in its place.
 #[derive(Debug)]
 struct SessionTreeRow<'a> {
     session: &'a Session,
     depth: usize,
-    /// The lines that lead to it.
+    /// The tree lines before the id.
     branch: String,
-    /// What it and all below it cost.
+    /// Cost of the session and everything below it, in dollars.
     tree_cost: f64,
 }
 
@@ -68,59 +67,57 @@ impl SessionTreeRow<'_> {
     }
 }
 
-/// The rows, each session right after the one above it and its elder siblings with all below them. A closed session is
-/// left out unless `all`, but not if something open is below it.
+/// The rows in depth-first order. Without `all`, closed sessions are left out unless an open session is below them.
 fn build_rows(sessions: &[Session], all: bool) -> Vec<SessionTreeRow<'_>> {
     let known: HashSet<&SessionId> = sessions.iter().map(|session| &session.id).collect();
-    let mut below: BTreeMap<Option<&SessionId>, Vec<&Session>> = BTreeMap::new();
+    let mut children: BTreeMap<Option<&SessionId>, Vec<&Session>> = BTreeMap::new();
     for session in sessions {
-        // One whose parent was purged stands for itself.
+        // A session whose parent was purged becomes a root.
         let parent = session.parent.as_ref().filter(|parent| known.contains(parent));
-        below.entry(parent).or_default().push(session);
+        children.entry(parent).or_default().push(session);
     }
     let mut rows = Vec::new();
-    let roots = below.get(&None).cloned().unwrap_or_default();
+    let roots = children.get(&None).cloned().unwrap_or_default();
     for root in roots {
-        add_subtree(root, &below, all, "", "", 0, &mut rows);
+        add_subtree(root, &children, all, "", "", 0, &mut rows);
     }
     rows
 }
 
-/// Adds a session and all below it; gives what they cost and whether any is shown.
+/// Adds a session and everything below it. Returns their cost and whether any of them is shown.
 fn add_subtree<'a>(
     session: &'a Session,
-    below: &BTreeMap<Option<&SessionId>, Vec<&'a Session>>,
+    children_of: &BTreeMap<Option<&SessionId>, Vec<&'a Session>>,
     all: bool,
     branch: &str,
-    trunk: &str,
+    indent: &str,
     depth: usize,
     rows: &mut Vec<SessionTreeRow<'a>>,
 ) -> (f64, bool) {
-    let at = rows.len();
+    let index = rows.len();
     rows.push(SessionTreeRow { session, depth, branch: branch.to_owned(), tree_cost: 0.0 });
-    let children = below.get(&Some(&session.id)).map_or(&[][..], Vec::as_slice);
+    let children = children_of.get(&Some(&session.id)).map_or(&[][..], Vec::as_slice);
     let is_open = |session: &Session| !matches!(session.state, qd_protocol::api::SessionStatus::Closed);
     let mut cost = session.usage.cost_usd;
     let mut shown = all || is_open(session);
-    for (place, child) in children.iter().enumerate() {
-        let (joint, line) =
-            if place + 1 == children.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        let (spent, child_shown) = add_subtree(
+    for (i, child) in children.iter().enumerate() {
+        let (joint, line) = if i + 1 == children.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        let (child_cost, child_shown) = add_subtree(
             child,
-            below,
+            children_of,
             all,
-            &format!("{trunk}{joint}"),
-            &format!("{trunk}{line}"),
+            &format!("{indent}{joint}"),
+            &format!("{indent}{line}"),
             depth + 1,
             rows,
         );
-        cost += spent;
+        cost += child_cost;
         shown |= child_shown;
     }
     if shown {
-        rows[at].tree_cost = cost;
+        rows[index].tree_cost = cost;
     } else {
-        rows.truncate(at);
+        rows.truncate(index);
     }
     (cost, shown)
 }
@@ -142,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_session_stands_below_its_own_and_every_dollar_counts_once_in_each_above() {
+    fn sessions_are_below_their_parent_and_costs_add_up_along_the_tree() {
         let sessions = [
             session("ses_a", None, 1.0, "idle"),
             session("ses_b", Some("ses_a"), 2.0, "idle"),
@@ -163,7 +160,7 @@ mod tests {
         assert_eq!(
             open,
             ["ses_a 15", "ses_b 6", "ses_d 8", "ses_x 16", "ses_e 32"],
-            "what a closed one cost was spent"
+            "the cost of a hidden closed session still counts"
         );
     }
 }

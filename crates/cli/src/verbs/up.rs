@@ -1,5 +1,5 @@
-//! `qd up`: a fleet from its file, watched to its end; `--plan` shows what it would do. The fleet belongs to the daemon:
-//! whatever happens here can at most ask for its cancel.
+//! `qd up`: starts a fleet from a file and watches it, or shows its plan with `--plan`. The fleet belongs to the
+//! daemon; this verb can only ask to cancel it.
 
 use std::path::Path;
 
@@ -16,7 +16,6 @@ use crate::client::stream::EventStream;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::plan;
 
-/// Starts a fleet, or shows what it would be.
 pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCode> {
     let text = read_fleet_file(&flags.file)?;
     let spec = qd_fleetfile::parse_fleet_file(&text, flags.task.as_deref())
@@ -40,7 +39,7 @@ pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCo
             client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
         return print_detached(context, &fleet);
     }
-    // The stream first: whatever the fleet does from its first moment on is then on it.
+    // Open the stream before the fleet starts, so no event is missed.
     let stream = EventStream::from_now(&client, &format!("/v1/workspaces/{}/events", workspace.id)).await?;
     let fleet: Fleet =
         client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
@@ -50,19 +49,19 @@ pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCo
 fn read_fleet_file(file: &Path) -> Result<String> {
     if file == Path::new("-") {
         return std::io::read_to_string(std::io::stdin())
-            .map_err(|error| CliFailure::Usage(format!("stdin could not be read: {error}")));
+            .map_err(|error| CliFailure::Usage(format!("cannot read stdin: {error}")));
     }
     std::fs::read_to_string(file)
-        .map_err(|error| CliFailure::Usage(format!("{} could not be read: {error}", file.display())))
+        .map_err(|error| CliFailure::Usage(format!("cannot read {}: {error}", file.display())))
 }
 
-/// A mistake in the file, as compilers say it.
+/// A mistake in the file, as `FILE:LINE:COLUMN: message`.
 fn file_problem(file: &Path, problem: &FleetFileProblem) -> CliFailure {
     let (line, column) = (problem.position.line, problem.position.column);
     CliFailure::Usage(format!("{}:{line}:{column}: {}", file.display(), problem.message))
 }
 
-/// The daemon's refusal, with the file that it is about.
+/// Adds the name of the fleet file to a refusal of the daemon.
 fn with_file_name(file: &Path, failure: CliFailure) -> CliFailure {
     match failure {
         CliFailure::Refused(mut refusal) => {

@@ -1,5 +1,5 @@
-//! `qd wait`: until sessions or runs have nothing more to do. The exit code is the greatest of those of the runs that
-//! were waited for; of a session that was idle already, that of its last run.
+//! `qd wait`: waits until sessions or runs are finished. The exit code is the highest of the runs that were waited for;
+//! for a session that is already idle, that of its last run.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs::{self, ResolvedSession, SessionOrRun};
 use crate::render::conversation::finish_reason_name;
 
-/// One request waits so long at most; then it is asked again.
+/// How long one request waits before it is repeated.
 const REQUEST_WAIT_S: u64 = 60;
 
 /// Waits for all of `ids`.
@@ -27,8 +27,8 @@ pub(crate) async fn wait(context: &VerbContext, ids: &[String], timeout: Option<
     let all = wait_for_all(context, &client, &targets);
     let Some(seconds) = timeout else { return all.await };
     match timeout_at(Instant::now() + Duration::from_secs_f64(seconds), all).await {
-        Ok(ended) => ended,
-        Err(_) => Err(CliFailure::TimedOut(format!("not all had ended within {seconds} s"))),
+        Ok(result) => result,
+        Err(_) => Err(CliFailure::TimedOut(format!("not everything finished within {seconds} s"))),
     }
 }
 
@@ -40,22 +40,21 @@ async fn wait_for_all(
     let mut worst = CliExitCode::Success;
     let mut answers = Vec::new();
     for target in targets {
-        let (id, ended) = match target {
+        let (id, reason) = match target {
             SessionOrRun::Run(session, run) => {
-                let end = wait_for_run(client, &session.run_path(run)).await?;
-                (run.to_string(), end)
+                (run.to_string(), wait_for_run(client, &session.run_path(run)).await?)
             }
             SessionOrRun::Session(session) => {
                 (session.id.to_string(), wait_for_session(client, session).await?)
             }
         };
-        let exit = ended.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
+        let exit = reason.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
         worst = worst.max(exit);
-        let word = ended.map(finish_reason_name);
+        let reason = reason.map(finish_reason_name);
         if context.out.json {
-            answers.push(json!({ "id": id, "finish_reason": word, "exit_code": exit as u8 }));
+            answers.push(json!({ "id": id, "finish_reason": reason, "exit_code": exit as u8 }));
         } else {
-            context.out.print_line(&format!("{id} {}", word.unwrap_or("idle")))?;
+            context.out.print_line(&format!("{id} {}", reason.unwrap_or("idle")))?;
         }
     }
     if context.out.json {
@@ -64,20 +63,19 @@ async fn wait_for_all(
     Ok(worst)
 }
 
-/// Waits for the end of one run.
 async fn wait_for_run(client: &DaemonClient, path: &str) -> Result<Option<FinishReason>> {
     loop {
         match client.get::<Run>(&format!("{path}/wait?timeout_s={REQUEST_WAIT_S}")).await {
             Ok(run) => return Ok(run.finish_reason),
             Err(failure) if failure.code() == Some("wait_timeout") => {}
-            // Somebody stops the daemon. The run goes on without it, and may end under the next.
+            // The daemon is being stopped. The run continues without it and can end under the next daemon.
             Err(failure) if failure.code() == Some("stopping") => client.wait_until_back().await?,
             Err(failure) => return Err(failure),
         }
     }
 }
 
-/// Waits until a session is not busy, and gives the worst end of the runs that were waited for.
+/// Waits until a session is not busy, and returns the worst finish reason of the runs that were waited for.
 async fn wait_for_session(client: &DaemonClient, session: &ResolvedSession) -> Result<Option<FinishReason>> {
     let mut worst: Option<FinishReason> = None;
     loop {
@@ -105,10 +103,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_end_counts() {
-        let (well, failed) = (Some(FinishReason::EndTurn), Some(FinishReason::Error));
-        assert_eq!(worse(None, well), well);
-        assert_eq!(worse(failed, well), failed);
+    fn the_worst_finish_reason_counts() {
+        let (done, failed) = (Some(FinishReason::EndTurn), Some(FinishReason::Error));
+        assert_eq!(worse(None, done), done);
+        assert_eq!(worse(failed, done), failed);
         assert_eq!(worse(failed, Some(FinishReason::Cancelled)), Some(FinishReason::Cancelled));
     }
 }

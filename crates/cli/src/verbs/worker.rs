@@ -1,5 +1,5 @@
-//! `qd worker --listen`: serves an agent of this build to any parent that speaks the frames of a worker. The frames and
-//! the modes are in `qd-link`, the agents in `qd-worker`; here are the command line, the certificate and the end.
+//! `qd worker --listen`: serves an agent to any parent that speaks the worker frames. The frames and serve modes are in
+//! `qd-link`, the agents in `qd-worker`; this file has the command line, the TLS certificate and the shutdown.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,70 +26,70 @@ use super::VerbContext;
 use crate::args::seconds;
 use crate::failure::{CliExitCode, CliFailure, Result};
 
-/// How long `reusable` waits for the next parent, unless it is told.
+/// How long `--serve reusable` waits for the next parent by default, in seconds.
 const DEFAULT_IDLE_TIMEOUT_S: f64 = 600.0;
-/// What parents have to show, kept out of the list of processes.
+/// Environment variable with the token that parents must present. Unlike a flag it is not visible in the process list.
 const TOKEN_VAR: &str = "QD_WORKER_TOKEN";
-/// Random bytes in the name of an announced worker.
+/// Random bytes in the id of an announced worker.
 const NAME_BYTES: usize = 16;
 
-/// `qd worker --listen ADDR --agent A`.
+/// `qd worker --listen ADDR --agent AGENT`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
-    /// Where to listen: HOST:PORT; port 0 is any free one
+    /// Address to listen on: HOST:PORT (port 0: any free port)
     #[arg(long, value_name = "ADDR", value_parser = address)]
     listen: String,
-    /// The agent to serve; each run gets a fresh one
-    #[arg(long, value_name = "A")]
+    /// Agent to serve; each run gets a new instance
+    #[arg(long, value_name = "AGENT")]
     agent: String,
-    /// Which connections to take
-    #[arg(long, value_enum, default_value_t = WorkerServeMode::Many)]
+    /// Which connections to accept
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = WorkerServeMode::Many)]
     serve: WorkerServeMode,
-    /// With `--serve one`: give up after so many seconds without a connection, with exit code 124
-    #[arg(long, value_name = "N", value_parser = seconds)]
+    /// With `--serve one`: exit with code 124 after this many seconds without a connection
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     accept_timeout_s: Option<f64>,
-    /// With `--serve reusable`: end after so many seconds without a connection [default: 600]
-    #[arg(long, value_name = "N", value_parser = seconds)]
+    /// With `--serve reusable`: exit after this many seconds without a connection [default: 600]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     idle_timeout_s: Option<f64>,
-    /// Keep a record of this worker in this folder
+    /// Directory in which to keep a record of this worker while it runs
     #[arg(long, value_name = "DIR")]
     announce: Option<PathBuf>,
-    /// What parents have to show as `Authorization: Bearer T`; needed where other machines reach it
+    /// Token that parents must send as `Authorization: Bearer TOKEN`; required if other machines can connect
     /// [default: $QD_WORKER_TOKEN]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "TOKEN")]
     token: Option<String>,
-    /// The certificate, PEM; needed where other machines reach it
+    /// TLS certificate (PEM); required if other machines can connect
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its key, PEM
+    /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum WorkerServeMode {
-    /// The first, and end with it
+    /// Accept one connection and exit when it closes
     One,
-    /// One after another, and end when idle
+    /// Accept one connection after another and exit when idle
     Reusable,
-    /// Any number at once
+    /// Accept any number of connections at once
     Many,
 }
 
-/// Serves until it is done or told to end.
+/// Serves until the serve mode ends it, or until a signal.
 pub(crate) async fn worker(context: &VerbContext, flags: WorkerArgs) -> Result<CliExitCode> {
     let mode = serve_mode(&flags)?;
     let catalog = Catalog::with_user_folders(&context.locator.home.agent_folders());
     let Some(manifest) = catalog.get(&flags.agent) else {
         let known: Vec<&str> =
             catalog.entries().iter().map(|entry| entry.manifest.agent.name.as_str()).collect();
-        let message = format!("there is no agent {}; known are: {}", flags.agent, known.join(", "));
+        let message = format!("unknown agent {}; known agents: {}", flags.agent, known.join(", "));
         return Err(CliFailure::Usage(message));
     };
     let executor = qd_worker::executor(programs::with_program_path(manifest));
     let server = WorkerServer::bind(flags.listen.as_str()).await;
     let server = server.with_context(|| flags.listen.clone())?;
-    // Not by clap: a variable that counts as a flag of this verb would get in the way of `qd worker join`.
+    // Not with clap's `env`: the variable would count as a flag here and conflict with `qd worker join`.
     let token =
         flags.token.clone().or_else(|| std::env::var(TOKEN_VAR).ok().filter(|token| !token.is_empty()));
     let server = match token {
@@ -119,27 +119,27 @@ async fn serve<T: ServerTransport>(
     let (terminate, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     let signals = (terminate.map_err(anyhow::Error::from)?, interrupt.map_err(anyhow::Error::from)?);
     let endpoint = server.endpoint();
-    // It is withdrawn when this is dropped: at the end, however that comes.
+    // Dropping the announcement withdraws it, however this function ends.
     let _announcement =
         flags.announce.as_deref().map(|dir| announce(dir, &flags.agent, &endpoint)).transpose()?;
     match context.out.json {
         true => context.out.print_json(&json!({ "listening_on": endpoint }))?,
         false => context.out.print_line(&format!("listening on {endpoint}"))?,
     }
-    // Boxed: TLS and all that is served would lie on the stack of every other verb.
+    // Boxed, because otherwise this large future would be part of the stack frame of every verb.
     let serving = Box::pin(server.with_shutdown(stop.clone()).serve(executor, mode));
-    let ended = tokio::select! {
-        ended = wait_for_signals(signals, &stop) => ended,
-        ended = serving => ended,
+    let result = tokio::select! {
+        result = wait_for_signals(signals, &stop) => result,
+        result = serving => result,
     };
-    match ended {
+    match result {
         Ok(()) => Ok(CliExitCode::Success),
         Err(error @ WorkerServeError::NoConnection(_)) => Err(CliFailure::TimedOut(error.to_string())),
         Err(error) => Err(CliFailure::Other(error.into())),
     }
 }
 
-/// The first signal ends everything politely; the second is not waited for.
+/// The first signal starts a graceful shutdown; the second returns at once.
 async fn wait_for_signals(
     (mut terminate, mut interrupt): (Signal, Signal),
     stop: &CancellationToken,
@@ -157,22 +157,22 @@ async fn wait_for_signals(
     Ok(())
 }
 
-/// What can be listened on. Whether the host is one of this machine's, only the kernel knows.
+/// Checks the form of a listen address. Only binding can tell whether the host belongs to this machine.
 fn address(text: &str) -> std::result::Result<String, String> {
     match text.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(text.to_owned()),
-        _ => Err("a worker listens on HOST:PORT; port 0 is any free one".to_owned()),
+        _ => Err("expected HOST:PORT; port 0 is any free port".to_owned()),
     }
 }
 
-/// What is said of a mode that was not chosen is a mistake, and not ignored.
+/// The serve mode. A timeout flag of another mode is an error.
 fn serve_mode(flags: &WorkerArgs) -> Result<ServeMode> {
     let WorkerArgs { serve, accept_timeout_s, idle_timeout_s, .. } = flags;
     if accept_timeout_s.is_some() && *serve != WorkerServeMode::One {
-        return Err(CliFailure::Usage("--accept-timeout-s goes with --serve one".to_owned()));
+        return Err(CliFailure::Usage("--accept-timeout-s needs --serve one".to_owned()));
     }
     if idle_timeout_s.is_some() && *serve != WorkerServeMode::Reusable {
-        return Err(CliFailure::Usage("--idle-timeout-s goes with --serve reusable".to_owned()));
+        return Err(CliFailure::Usage("--idle-timeout-s needs --serve reusable".to_owned()));
     }
     Ok(match serve {
         WorkerServeMode::One => {
@@ -188,18 +188,18 @@ fn serve_mode(flags: &WorkerArgs) -> Result<ServeMode> {
 fn announce(dir: &Path, agent: &str, endpoint: &str) -> Result<LeaseAnnouncement> {
     let mut random = [0; NAME_BYTES];
     getrandom::fill(&mut random)
-        .map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
-    let name = WorkerId::from_random(&random);
-    let announced = LeaseAnnouncement::publish(dir, record_of_this_process(name.as_str(), agent, endpoint));
-    Ok(announced.with_context(|| format!("--announce {} cannot be used", dir.display()))?)
+        .map_err(|error| anyhow::anyhow!("cannot read random bytes from the kernel: {error}"))?;
+    let id = WorkerId::from_random(&random);
+    let announced = LeaseAnnouncement::publish(dir, record_of_this_process(id.as_str(), agent, endpoint));
+    Ok(announced.with_context(|| format!("cannot use --announce {}", dir.display()))?)
 }
 
-/// TLS with a certificate from files.
+/// TLS with a certificate from PEM files.
 struct WorkerTls(TlsAcceptor);
 
 impl WorkerTls {
     fn from_files(cert: &Path, key: &Path) -> Result<Self> {
-        let unusable = |path: &Path| format!("{} cannot be used", path.display());
+        let unusable = |path: &Path| format!("cannot use {}", path.display());
         let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect);
         let chain = chain.with_context(|| unusable(cert))?;
         let secret = PrivateKeyDer::from_pem_file(key).with_context(|| unusable(key))?;
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mode_has_its_own_patience_and_no_other() {
+    fn each_mode_has_its_own_timeout_flag() {
         assert_eq!(parse_mode(&[]).unwrap(), ServeMode::Many);
         assert_eq!(parse_mode(&["--serve", "one"]).unwrap(), ServeMode::One { accept_timeout: None });
         let half = Some(Duration::from_millis(500));

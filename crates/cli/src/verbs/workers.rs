@@ -1,4 +1,4 @@
-//! `qd workers`: the processes that hold live agents, here and on other machines, and the tokens with which others join.
+//! `qd workers`: lists the workers here and on other machines, and manages the tokens with which machines join.
 
 use qd_protocol::Millis;
 use qd_protocol::api::{CreatedWorkerToken, JoinedWorker, NewWorkerToken, Worker, WorkerToken};
@@ -11,12 +11,12 @@ use crate::render::table::TextTable;
 use crate::render::text;
 
 const JOINED_PATH: &str = "/v1/workers/joined";
-/// Characters of a label.
+/// The maximum length of a label.
 const LABEL_CHARS: usize = 64;
-/// Characters of a token's id that name a machine when nothing else does.
+/// How much of the token's id is the label of a machine whose token has no usable name.
 const SHORT_ID_CHARS: usize = 6;
 
-/// Lists live workers, and the machines that have joined.
+/// Lists running workers, and below them the joined machines.
 pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
     let client = context.client().await?;
     let workers: Vec<Worker> = client.list("/v1/workers").await?;
@@ -26,7 +26,7 @@ pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
     }
     let joined: Vec<JoinedWorker> = client.list(JOINED_PATH).await?;
     if workers.is_empty() {
-        context.out.print_note("no agents are alive");
+        context.out.print_note("no agents are running");
     } else {
         print_table(context, &table(workers))?;
     }
@@ -37,15 +37,12 @@ pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
     Ok(CliExitCode::Success)
 }
 
-/// Lists the machines that have joined.
 async fn list_machines(context: &VerbContext, client: &DaemonClient) -> Result<CliExitCode> {
     let joined: Vec<JoinedWorker> = client.list(JOINED_PATH).await?;
     if context.out.json {
         context.out.print_json(&joined)?;
     } else if joined.is_empty() {
-        context
-            .out
-            .print_note("no machine has joined; `qd workers token` prints the line with which one does");
+        context.out.print_note("no machine has joined; `qd workers token` prints the command for joining");
     } else {
         print_table(context, &machines_table(joined))?;
     }
@@ -84,7 +81,7 @@ fn machines_table(joined: Vec<JoinedWorker>) -> TextTable {
             machine.labels.join(","),
             machine.agents.join(","),
             machine.sessions.len().to_string(),
-            if machine.connected { "connected" } else { "away" }.to_owned(),
+            if machine.connected { "connected" } else { "disconnected" }.to_owned(),
             text::format_age(machine.joined_at, now),
             machine.version,
         ]);
@@ -92,7 +89,7 @@ fn machines_table(joined: Vec<JoinedWorker>) -> TextTable {
     table
 }
 
-/// Lists machines; makes, lists and revokes the tokens with which they join.
+/// Lists machines; creates, lists and revokes the tokens with which they join.
 pub(crate) async fn run_workers_verb(context: &VerbContext, verb: WorkersVerb) -> Result<CliExitCode> {
     let client = context.client().await?;
     match verb {
@@ -114,37 +111,36 @@ async fn make_token(
         return Ok(CliExitCode::Success);
     }
     let url = made.url.as_deref().unwrap_or("URL");
-    let mut line = format!("qd worker join {url} --token {} --label {}", made.token, machine_label(&made));
+    let mut command = format!("qd worker join {url} --token {} --label {}", made.token, machine_label(&made));
     if let Some(fingerprint) = &made.fingerprint {
-        line.push_str(&format!(" --fingerprint {fingerprint}"));
+        command.push_str(&format!(" --fingerprint {fingerprint}"));
     }
-    context.out.print_line(&line)?;
+    context.out.print_line(&command)?;
     match made.url {
         None => context.out.print_note(
-            "the daemon listens on no port; start it with `qd serve --listen HOST:PORT`, and `--tls self` if other \
-             machines are to reach it",
+            "the daemon does not listen on a port yet; start it with `qd serve --listen HOST:PORT --tls self`",
         ),
         Some(url) if is_wildcard(&url) => {
-            context.out.print_note("put a name or an address of this machine in the place of the host");
+            context.out.print_note("replace the host with a name or address of this machine");
         }
         Some(_) => {}
     }
     Ok(CliExitCode::Success)
 }
 
-/// What sessions can choose the machine by: the token's name as far as a label can be that, else its id shortened.
+/// The label for the machine: the token's name with unsuitable characters replaced, else the start of the token's id.
 fn machine_label(made: &CreatedWorkerToken) -> String {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     let name = made.name.as_deref().unwrap_or_default();
     let label: String =
-        name.trim().chars().map(|c| if fits(c) { c } else { '-' }).take(LABEL_CHARS).collect();
+        name.trim().chars().map(|c| if is_allowed(c) { c } else { '-' }).take(LABEL_CHARS).collect();
     if label.chars().any(|c| c.is_ascii_alphanumeric()) {
         return label;
     }
     made.id.as_str().trim_start_matches(qd_protocol::TokenId::PREFIX).chars().take(SHORT_ID_CHARS).collect()
 }
 
-/// Whether the daemon listens on all addresses and so names none.
+/// Whether the host is a wildcard address, which other machines cannot connect to.
 fn is_wildcard(url: &str) -> bool {
     ["://0.0.0.0:", "://[::]:"].iter().any(|host| url.contains(host))
 }
@@ -156,7 +152,7 @@ async fn list_tokens(context: &VerbContext, client: &DaemonClient) -> Result<Cli
         return Ok(CliExitCode::Success);
     }
     let now = Millis::now();
-    let mut table = TextTable::new(&["ID", "NAME", "MADE", "LAST USED"]);
+    let mut table = TextTable::new(&["ID", "NAME", "AGE", "LAST USED"]);
     for token in tokens {
         let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::format_age(at, now));
         table.add_row([
@@ -181,21 +177,21 @@ async fn revoke_token(context: &VerbContext, client: &DaemonClient, id: &str) ->
     Ok(CliExitCode::Success)
 }
 
-/// The one token that an id, the beginning of one or a name means.
+/// Finds the token with this id, id prefix or name.
 fn find_token<'a>(tokens: &'a [WorkerToken], given: &str) -> Result<&'a WorkerToken> {
     if let Some(exact) = tokens.iter().find(|token| token.id.as_str() == given) {
         return Ok(exact);
     }
-    let begins = |token: &&WorkerToken| {
+    let matches = |token: &&WorkerToken| {
         let id = token.id.as_str();
         let bare = id.trim_start_matches(qd_protocol::TokenId::PREFIX);
         id.starts_with(given) || bare.starts_with(given) || token.name.as_deref() == Some(given)
     };
-    let found: Vec<&WorkerToken> = tokens.iter().filter(begins).collect();
+    let found: Vec<&WorkerToken> = tokens.iter().filter(matches).collect();
     match found[..] {
-        [one] => Ok(one),
-        [] => Err(CliFailure::NotFound(format!("there is no worker token {given}"))),
-        _ => Err(CliFailure::Usage(format!("{given} may mean several worker tokens; give more of the id"))),
+        [token] => Ok(token),
+        [] => Err(CliFailure::NotFound(format!("no worker token matches {given}; see `qd workers tokens`"))),
+        _ => Err(CliFailure::Usage(format!("several worker tokens match {given}; use more of the id"))),
     }
 }
 
@@ -211,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_meant_by_its_id_the_beginning_of_it_or_its_name() {
+    fn a_token_is_found_by_id_id_prefix_or_name() {
         let tokens = [token("tok_ab", Some("box")), token("tok_ac", None), token("tok_abc", Some("box2"))];
         for given in ["tok_ab", "box"] {
             assert_eq!(find_token(&tokens, given).unwrap().id.as_str(), "tok_ab", "{given}");
@@ -222,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_joins_under_a_label_that_can_be_said() {
+    fn the_label_of_a_machine_has_only_allowed_characters() {
         let made = |name: Option<&str>| CreatedWorkerToken {
             id: TokenId::parse("tok_abcdefghij").unwrap(),
             name: name.map(str::to_owned),
@@ -239,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_no_address_that_others_can_dial() {
+    fn wildcard_addresses_are_recognized() {
         assert!(is_wildcard("https://0.0.0.0:1") && is_wildcard("https://[::]:1"));
         assert!(!is_wildcard("https://10.0.0.0:1"));
     }

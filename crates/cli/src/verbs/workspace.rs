@@ -1,4 +1,4 @@
-//! The directory that a verb works in, as the daemon knows it, and the variables that go with it.
+//! The workspace of the directory that a verb works in, and the environment variables to pass to its agents.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,19 +9,20 @@ use qd_protocol::api::{Agent, NewWorkspace, Workspace};
 use crate::client::DaemonClient;
 use crate::failure::{CliFailure, Result};
 
-/// The workspace of a directory; of the current one, if none is named.
+/// The workspace of a directory, by default the current one. Creates it if needed.
 pub(super) async fn open_workspace(client: &DaemonClient, dir: Option<&Path>) -> Result<Workspace> {
     let dir = dir.unwrap_or(Path::new("."));
-    let path = dir.canonicalize().map_err(|error| {
-        CliFailure::Usage(format!("{} is no directory to work in: {error}", dir.display()))
-    })?;
-    let path = path.into_os_string().into_string().map_err(|path| {
-        CliFailure::Usage(format!("{} is not UTF-8, and JSON cannot carry it", path.display()))
-    })?;
+    let path = dir
+        .canonicalize()
+        .map_err(|error| CliFailure::Usage(format!("cannot use the directory {}: {error}", dir.display())))?;
+    let path = path
+        .into_os_string()
+        .into_string()
+        .map_err(|path| CliFailure::Usage(format!("the path {} is not valid UTF-8", path.display())))?;
     client.post("/v1/workspaces", &NewWorkspace { path, name: None }).await
 }
 
-/// The variables that the manifests of these agents list, from our environment.
+/// The variables that the manifests of these agents list, with their values in this process's environment.
 pub(super) fn passed_variables<'a>(
     workspace: &Workspace,
     agents: &[Agent],
@@ -31,7 +32,7 @@ pub(super) fn passed_variables<'a>(
     for name in names {
         match agents.iter().find(|agent| agent.name == name) {
             Some(agent) => listed.extend(agent.env.iter().cloned()),
-            // What only its name describes is in no list.
+            // An agent that is described only by its name (such as an address) is not in the list.
             None => {
                 let described = qd_catalog::manifest_from_name_in(name, Path::new(&workspace.path));
                 listed.extend(described.map(|manifest| manifest.startup.pass_env).unwrap_or_default());
@@ -41,7 +42,7 @@ pub(super) fn passed_variables<'a>(
     qd_catalog::select_variables(&listed, utf8_variables(std::env::vars_os()))
 }
 
-/// The variables that JSON can carry.
+/// Leaves out variables that are not valid UTF-8, which JSON cannot represent.
 fn utf8_variables(
     vars: impl Iterator<Item = (OsString, OsString)>,
 ) -> impl Iterator<Item = (String, String)> {

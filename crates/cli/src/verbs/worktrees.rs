@@ -1,5 +1,5 @@
-//! `qd worktrees`: those that there are, and their end. One that holds work that is not merged goes only if somebody says
-//! so of it: on a terminal by answering, elsewhere by `--force`.
+//! `qd worktrees`: lists and removes the worktrees of sessions. A worktree with unmerged work is removed only on
+//! confirmation: by answering on a terminal, or with `--force`.
 
 use qd_protocol::api::SessionStatus;
 use qd_protocol::worktree::{RemovedWorktree, Worktree, WorktreeStatus};
@@ -14,7 +14,6 @@ use crate::render::text;
 
 const PATH: &str = "/v1/worktrees";
 
-/// Lists them.
 pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
     let client = context.client().await?;
     let all: Vec<Worktree> = client.list(PATH).await?;
@@ -23,12 +22,12 @@ pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
         return Ok(CliExitCode::Success);
     }
     context.out.print_data(&table(&all).render(context.out.out_style(), context.out.width()))?;
-    for one in &all {
-        // Each pair once.
-        for overlap in one.overlaps.iter().filter(|other| other.session_id > one.session_id) {
-            let (mine, theirs) = (&one.session_id, &overlap.session_id);
+    for worktree in &all {
+        // Each pair is printed once.
+        for overlap in worktree.overlaps.iter().filter(|other| other.session_id > worktree.session_id) {
+            let (first, second) = (&worktree.session_id, &overlap.session_id);
             context.out.print_note(&format!(
-                "{mine} and {theirs} changed the same lines: {}",
+                "{first} and {second} changed the same lines: {}",
                 describe_overlap(overlap)
             ));
         }
@@ -38,42 +37,43 @@ pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
 
 fn table(all: &[Worktree]) -> TextTable {
     let mut table = TextTable::new(&["SESSION", "STATE", "SIZE", "BRANCH", "TITLE", "PATH"]);
-    for one in all {
-        let title = match (&one.title, one.session_state) {
+    for worktree in all {
+        let title = match (&worktree.title, worktree.session_state) {
             (Some(title), _) => text::truncate(title, 30),
             (None, None) => "(purged)".to_owned(),
             (None, Some(_)) => "-".to_owned(),
         };
         table.add_row([
-            one.session_id.to_string(),
-            describe_state(one),
-            text::format_size(one.size_bytes),
-            one.branch.clone(),
+            worktree.session_id.to_string(),
+            describe_state(worktree),
+            text::format_size(worktree.size_bytes),
+            worktree.branch.clone(),
             title,
-            one.path.clone(),
+            worktree.path.clone(),
         ]);
     }
     table
 }
 
-fn describe_state(one: &Worktree) -> String {
-    let word = one.state.as_str();
-    let mut state = match one.state {
-        WorktreeStatus::Dirty => format!("{word} {}", one.changed_files),
-        WorktreeStatus::Ahead => format!("{word} {}", one.ahead),
-        _ => word.to_owned(),
+/// The state with the number of changed files or unmerged commits, and whether the session is still open.
+fn describe_state(worktree: &Worktree) -> String {
+    let name = worktree.state.as_str();
+    let mut state = match worktree.state {
+        WorktreeStatus::Dirty => format!("{name} {}", worktree.changed_files),
+        WorktreeStatus::Ahead => format!("{name} {}", worktree.ahead),
+        _ => name.to_owned(),
     };
-    if is_open(one) {
+    if is_open(worktree) {
         state.push_str(", open");
     }
     state
 }
 
-fn is_open(one: &Worktree) -> bool {
-    one.session_state.is_some_and(|state| state != SessionStatus::Closed)
+fn is_open(worktree: &Worktree) -> bool {
+    worktree.session_state.is_some_and(|state| state != SessionStatus::Closed)
 }
 
-/// Removes some. All are looked up first: a wrong one among them removes none.
+/// Removes the worktrees of these sessions. All ids are resolved first: if one is wrong, nothing is removed.
 pub(crate) async fn rm(context: &VerbContext, ids: &[String], force: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let all: Vec<Worktree> = client.list(PATH).await?;
@@ -81,20 +81,20 @@ pub(crate) async fn rm(context: &VerbContext, ids: &[String], force: bool) -> Re
     for id in ids {
         chosen.push(find_worktree(id, &all)?);
     }
-    let mut typed = StdinLines::new();
+    let mut stdin = StdinLines::new();
     let mut removed = Vec::new();
-    for one in chosen {
-        let answer = match remove(&client, one, force).await {
+    for worktree in chosen {
+        let answer = match remove(&client, worktree, force).await {
             Err(CliFailure::Refused(refusal)) if refusal.error.code == "unmerged_work" => {
                 let why = &refusal.error.message;
-                if !confirm(context, &mut typed, why).await {
-                    let how = format!(
-                        "{why}; to remove it all the same: qd worktrees rm --force {}",
-                        one.session_id
+                if !confirm(context, &mut stdin, why).await {
+                    let message = format!(
+                        "{why}; to remove it anyway, run `qd worktrees rm --force {}`",
+                        worktree.session_id
                     );
-                    return Err(CliFailure::Other(anyhow::anyhow!(how)));
+                    return Err(CliFailure::Other(anyhow::anyhow!(message)));
                 }
-                remove(&client, one, true).await?
+                remove(&client, worktree, true).await?
             }
             answer => answer?,
         };
@@ -107,27 +107,27 @@ pub(crate) async fn rm(context: &VerbContext, ids: &[String], force: bool) -> Re
     Ok(CliExitCode::Success)
 }
 
-/// Removes all that hold nothing and whose sessions are closed.
+/// Removes the worktrees of closed sessions that have no unmerged work.
 pub(crate) async fn gc(context: &VerbContext) -> Result<CliExitCode> {
     let client = context.client().await?;
     let all: Vec<Worktree> = client.list(PATH).await?;
     let (mut removed, mut bytes, mut kept) = (Vec::new(), 0, 0);
-    for one in &all {
-        if is_open(one) || !one.state.is_safe_to_remove() {
+    for worktree in &all {
+        if is_open(worktree) || !worktree.state.is_safe_to_remove() {
             kept += 1;
             continue;
         }
-        let answer = match remove(&client, one, false).await {
-            // One that stands in the way, or has changed since it was listed, holds up no other.
+        let answer = match remove(&client, worktree, false).await {
+            // A worktree that cannot be removed, or has changed since it was listed, does not stop the others.
             Err(CliFailure::Refused(refusal)) => {
-                context.out.print_note(&format!("{} stays: {}", one.session_id, refusal.error.message));
+                context.out.print_note(&format!("kept {}: {}", worktree.session_id, refusal.error.message));
                 kept += 1;
                 continue;
             }
             answer => answer?,
         };
         print_removed(context, &answer)?;
-        bytes += one.size_bytes;
+        bytes += worktree.size_bytes;
         removed.push(answer);
     }
     if context.out.json {
@@ -135,16 +135,16 @@ pub(crate) async fn gc(context: &VerbContext) -> Result<CliExitCode> {
     } else {
         let count = removed.len();
         context.out.print_note(&format!(
-            "removed {count} ({}), kept {kept} that are open or hold work that is not merged",
+            "removed {count} ({}), kept {kept} that are open or have unmerged work",
             text::format_size(bytes)
         ));
     }
     Ok(CliExitCode::Success)
 }
 
-async fn remove(client: &DaemonClient, one: &Worktree, force: bool) -> Result<RemovedWorktree> {
+async fn remove(client: &DaemonClient, worktree: &Worktree, force: bool) -> Result<RemovedWorktree> {
     let query = if force { "?force=true" } else { "" };
-    let answer = client.delete(&format!("{PATH}/{}{query}", one.session_id)).await?;
+    let answer = client.delete(&format!("{PATH}/{}{query}", worktree.session_id)).await?;
     Ok(serde_json::from_value(answer).map_err(anyhow::Error::from)?)
 }
 
@@ -156,40 +156,41 @@ fn print_removed(context: &VerbContext, removed: &RemovedWorktree) -> Result<()>
     if let Some(branch) = &removed.kept_branch {
         context
             .out
-            .print_note(&format!("the branch {branch} stays: it has commits that no other branch has"));
+            .print_note(&format!("kept the branch {branch}: it has commits that are on no other branch"));
     }
     Ok(())
 }
 
-/// Asks a person, if there is one.
-async fn confirm(context: &VerbContext, typed: &mut StdinLines, why: &str) -> bool {
-    if !typed.tty || !context.out.err_tty || context.out.json {
+/// Asks for confirmation on a terminal. False without one.
+async fn confirm(context: &VerbContext, stdin: &mut StdinLines, why: &str) -> bool {
+    if !stdin.tty || !context.out.err_tty || context.out.json {
         return false;
     }
-    context.out.print_stderr(&format!("{}; remove it all the same? [y/N] ", text::strip_controls(why)));
-    let line = typed.next_line().await;
+    context.out.print_stderr(&format!("{}; remove it anyway? [y/N] ", text::strip_controls(why)));
+    let line = stdin.next_line().await;
     context.out.line_was_typed();
     line.is_some_and(|line| matches!(line.trim(), "y" | "Y" | "yes"))
 }
 
-/// The worktree that an id, the beginning of one, or a title means.
+/// Finds the worktree of the session with this id, id prefix or title.
 fn find_worktree<'a>(text: &str, all: &'a [Worktree]) -> Result<&'a Worktree> {
-    let exact = |one: &&Worktree| one.session_id.as_str() == text;
-    if let Some(one) = all.iter().find(exact) {
-        return Ok(one);
+    let exact = |worktree: &&Worktree| worktree.session_id.as_str() == text;
+    if let Some(worktree) = all.iter().find(exact) {
+        return Ok(worktree);
     }
-    let meant = |one: &&Worktree| {
-        one.title.as_deref() == Some(text) || (!text.is_empty() && one.session_id.as_str().starts_with(text))
+    let matches = |worktree: &&Worktree| {
+        worktree.title.as_deref() == Some(text)
+            || (!text.is_empty() && worktree.session_id.as_str().starts_with(text))
     };
-    let mut found = all.iter().filter(meant);
+    let mut found = all.iter().filter(matches);
     match (found.next(), found.next()) {
-        (Some(one), None) => Ok(one),
+        (Some(worktree), None) => Ok(worktree),
         (None, _) => {
-            Err(CliFailure::NotFound(format!("no worktree of a session {text}; `qd worktrees` lists them")))
+            Err(CliFailure::NotFound(format!("no session {text} has a worktree; see `qd worktrees`")))
         }
-        (Some(one), Some(other)) => Err(CliFailure::Usage(format!(
-            "{text} may mean {} or {}; say more of it",
-            one.session_id, other.session_id
+        (Some(first), Some(second)) => Err(CliFailure::Usage(format!(
+            "{text} matches {} and {}; use more of the id",
+            first.session_id, second.session_id
         ))),
     }
 }
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worktree_is_meant_by_id_beginning_or_title() {
+    fn a_worktree_is_found_by_id_prefix_or_title() {
         let all = [worktree("ses_ab", None), worktree("ses_abc", Some("nightly"))];
         assert_eq!(find_worktree("ses_ab", &all).unwrap().session_id.as_str(), "ses_ab");
         assert_eq!(find_worktree("nightly", &all).unwrap().session_id.as_str(), "ses_abc");
@@ -229,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn a_state_says_how_much_and_whether_its_session_is_open() {
-        let one = worktree("ses_ab", None);
-        assert_eq!(describe_state(&one), "dirty 3");
+    fn a_state_has_a_count_and_whether_its_session_is_open() {
+        let dirty = worktree("ses_ab", None);
+        assert_eq!(describe_state(&dirty), "dirty 3");
         let open =
-            Worktree { session_state: Some(SessionStatus::Idle), state: WorktreeStatus::Merged, ..one };
+            Worktree { session_state: Some(SessionStatus::Idle), state: WorktreeStatus::Merged, ..dirty };
         assert_eq!(describe_state(&open), "merged, open");
     }
 }

@@ -1,4 +1,4 @@
-//! A stream that breaks, against a daemon of a few lines.
+//! Broken event streams and retried requests, against a fake daemon.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use tokio::net::{UnixListener, UnixStream};
 use super::*;
 use crate::client::host::DaemonHost;
 
-/// A daemon that does what its test says.
+/// A unix socket on which the test plays the daemon.
 struct FakeHttpDaemon {
     _folder: tempfile::TempDir,
     path: PathBuf,
@@ -27,7 +27,7 @@ impl FakeHttpDaemon {
         DaemonClient::new(DaemonHost::Unix(self.path.clone()), None)
     }
 
-    /// The next connection and its request's head.
+    /// Accepts the next connection and reads the head of its request.
     async fn accept_request(&self) -> (UnixStream, String) {
         let (mut stream, _) = self.listener.accept().await.unwrap();
         let mut head = Vec::new();
@@ -37,11 +37,11 @@ impl FakeHttpDaemon {
         (stream, String::from_utf8(head).unwrap())
     }
 
-    /// The next connection, answered with the beginning of a stream.
+    /// Accepts the next connection, starts an event stream on it and returns its `Last-Event-ID`.
     async fn accept_stream(&self) -> (UnixStream, Option<String>) {
         let (mut stream, head) = self.accept_request().await;
-        let head_of_answer = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n: ready\n\n";
-        stream.write_all(head_of_answer.as_bytes()).await.unwrap();
+        let response_head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n: ready\n\n";
+        stream.write_all(response_head.as_bytes()).await.unwrap();
         let cursor = head.lines().find_map(|line| line.strip_prefix("last-event-id: ")).map(str::to_owned);
         (stream, cursor)
     }
@@ -70,19 +70,19 @@ async fn a_broken_stream_goes_on_after_the_last_event_without_gap_or_repeat() {
     send_event(&mut first, 5).await;
     send_event(&mut first, 6).await;
     assert_eq!((next_seq(&mut events).await, next_seq(&mut events).await), (5, 6));
-    // Half an event, and then nothing.
+    // The connection breaks in the middle of an event.
     first.write_all(b"id: 7\ndata: {\"seq\":").await.unwrap();
     drop(first);
     let (mut second, cursor) = fake.accept_stream().await;
     assert_eq!(cursor.as_deref(), Some("6"));
-    // A daemon that repeats itself does no harm.
+    // A repeated event is dropped.
     send_event(&mut second, 6).await;
     send_event(&mut second, 7).await;
     assert_eq!(next_seq(&mut events).await, 7);
 }
 
 #[tokio::test]
-async fn a_stream_from_now_is_ready_before_it_is_given() {
+async fn a_stream_from_now_is_ready_before_it_is_returned() {
     let fake = FakeHttpDaemon::new();
     let client = fake.client();
     let (events, (mut daemon, cursor)) =
@@ -94,7 +94,7 @@ async fn a_stream_from_now_is_ready_before_it_is_given() {
 }
 
 #[tokio::test]
-async fn a_stream_that_broke_before_its_first_event_says_so() {
+async fn a_stream_that_broke_before_its_first_event_reports_a_gap() {
     let fake = FakeHttpDaemon::new();
     let client = fake.client();
     let (events, (daemon, _)) =

@@ -1,4 +1,4 @@
-//! What people see of a conversation, event by event.
+//! The rendered text of a conversation, event by event.
 
 use qd_protocol::{Millis, Seq};
 use serde_json::json;
@@ -30,15 +30,15 @@ fn finished(reason: &str, text: &str) -> Event {
     )
 }
 
-/// The two channels after all of `events`.
-fn shown(joined: bool, events: &[Event]) -> (String, String) {
-    let look = ConversationOptions {
+/// What `events` put into the two channels.
+fn shown(shared_screen: bool, events: &[Event]) -> (String, String) {
+    let options = ConversationOptions {
         style: TextStyle::new(false),
-        shared_screen: joined,
+        shared_screen,
         show_prompts: true,
         strip_controls: false,
     };
-    let mut conversation = ConversationRenderer::new(look);
+    let mut conversation = ConversationRenderer::new(options);
     let (mut answer, mut aside) = (String::new(), String::new());
     for event in events {
         for piece in conversation.render_event(event) {
@@ -51,20 +51,20 @@ fn shown(joined: bool, events: &[Event]) -> (String, String) {
     (answer, aside)
 }
 
-/// Both channels as one screen shows them.
+/// Both channels on one screen.
 fn screen(events: &[Event]) -> String {
-    let look = ConversationOptions {
+    let options = ConversationOptions {
         style: TextStyle::new(false),
         shared_screen: true,
         show_prompts: true,
         strip_controls: true,
     };
-    let mut conversation = ConversationRenderer::new(look);
+    let mut conversation = ConversationRenderer::new(options);
     events.iter().flat_map(|event| conversation.render_event(event)).map(|piece| piece.text).collect()
 }
 
 #[test]
-fn streamed_text_is_the_answer_and_its_result_is_not_said_again() {
+fn streamed_text_is_the_answer_and_its_result_is_not_printed_again() {
     let (answer, aside) =
         shown(false, &[delta("hello "), delta("you "), finished("end_turn", "echo: hello you")]);
     assert_eq!((answer.as_str(), aside.as_str()), ("hello you \n", ""));
@@ -73,11 +73,11 @@ fn streamed_text_is_the_answer_and_its_result_is_not_said_again() {
 #[test]
 fn a_run_that_streamed_nothing_shows_its_result() {
     assert_eq!(shown(false, &[finished("end_turn", "done")]).0, "done\n");
-    assert_eq!(shown(false, &[finished("end_turn", "")]).0, "", "nothing was said, so nothing is shown");
+    assert_eq!(shown(false, &[finished("end_turn", "")]).0, "", "an empty result prints nothing");
 }
 
 #[test]
-fn the_words_of_one_run_do_not_silence_the_result_of_the_next() {
+fn streamed_text_of_one_run_does_not_hide_the_result_of_the_next() {
     let mut next = finished("end_turn", "two");
     next.run_id = Some(RunId::parse("run_2").unwrap());
     assert_eq!(shown(false, &[delta("one"), finished("end_turn", "one"), next]).0, "one\ntwo\n");
@@ -119,17 +119,21 @@ fn a_failed_run_says_why() {
 }
 
 #[test]
-fn an_error_of_a_run_is_said_once_by_its_end() {
+fn an_error_of_a_run_is_printed_once_at_its_end() {
     let error = json!({"code": "agent_failed", "message": "no luck", "exit_status": null, "stderr": []});
     let raised = event("error.raised", error.clone());
     let mut failed = finished("error", "");
     failed.data["error"] = error;
     assert_eq!(screen(&[delta("boo"), raised.clone(), failed]), "boo\nrun ended: error: no luck\n");
-    assert_eq!(screen(&[Event { run_id: None, ..raised }]), "error: no luck\n", "nothing else says it");
+    assert_eq!(
+        screen(&[Event { run_id: None, ..raised }]),
+        "error: no luck\n",
+        "an error without a run is printed by itself"
+    );
 }
 
 #[test]
-fn late_words_are_never_the_answer() {
+fn late_text_is_never_the_answer() {
     let late = event("text.delta", json!({"text": "too late", "after_run": "run_1"}));
     let (answer, aside) = shown(false, &[late]);
     assert_eq!((answer.as_str(), aside.as_str()), ("", "late: too late\n"));
