@@ -277,8 +277,14 @@ async fn halt_and_unhalt_and_agents_and_doctor_and_gc_and_config_answer() {
     let agents = daemon.qd(&["agents"]).await.ok();
     assert!(agents.contains("echo") && agents.contains("script"), "{agents}");
     assert!(daemon.qd(&["agents", "--json"]).await.json().is_array());
-    for verb in [&["doctor"][..], &["gc"], &["config"], &["completions", "bash"]] {
+    for verb in [&["doctor"][..], &["gc"], &["config"], &["completions", "bash"], &["man"]] {
         assert!(!daemon.qd(verb).await.ok().is_empty(), "{verb:?}");
+    }
+    let pages = daemon.home.sibling_path("man1");
+    daemon.qd(&["man", pages.to_str().unwrap()]).await.ok();
+    for page in ["qd.1", "qd-run.1", "qd-worker-join.1"] {
+        let page = std::fs::read_to_string(pages.join(page)).unwrap();
+        assert!(page.contains(".SH SYNOPSIS") && page.contains(".SH OPTIONS"), "{page}");
     }
     for verb in [&["gc", "--json"][..], &["config", "--json"], &["doctor", "--json"]] {
         assert!(!daemon.qd(verb).await.json().is_null());

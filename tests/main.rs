@@ -37,6 +37,7 @@ mod openapi;
 mod policy_test;
 mod predecessor_bugs;
 mod queue;
+mod readme;
 mod real;
 mod run_events;
 mod runs;

@@ -42,7 +42,9 @@ fn parse_page(page: &str) -> Vec<PagePart> {
             let mut commands: Vec<ConsoleCommand> = Vec::new();
             for line in block.lines() {
                 match (line.strip_prefix("$ "), commands.last_mut()) {
-                    (Some(line), _) => commands.push(ConsoleCommand { line: line.to_owned(), output: Vec::new() }),
+                    (Some(line), _) => {
+                        commands.push(ConsoleCommand { line: line.to_owned(), output: Vec::new() })
+                    }
                     (None, Some(command)) => command.output.push(line.to_owned()),
                     (None, None) => panic!("a console block begins with a command, not with: {line}"),
                 }
@@ -147,7 +149,8 @@ fn normalized(line: &str) -> String {
 }
 
 fn normalized_word(word: &str) -> String {
-    let is_age = word.strip_suffix('s').is_some_and(|age| !age.is_empty() && age.bytes().all(|b| b.is_ascii_digit()));
+    let is_age =
+        word.strip_suffix('s').is_some_and(|age| !age.is_empty() && age.bytes().all(|b| b.is_ascii_digit()));
     let is_hash = word.len() == 12 && word.bytes().all(|b| b.is_ascii_hexdigit());
     if is_age || is_hash {
         return "*".to_owned();

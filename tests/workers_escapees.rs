@@ -19,7 +19,7 @@ fn everything(home: &qd_testkit::TestHome) -> Vec<Value> {
 async fn let_loose(daemon: &TestDaemon, session: &TestSession) -> String {
     let run = session.prompt_script(&[everything(&daemon.home), vec![sleep_forever()]].concat()).await;
     for kind in escapees::KINDS {
-        escapees::wait_until_loose(&daemon.home, kind, EACH).await;
+        escapees::wait_until_ready(&daemon.home, kind, EACH).await;
     }
     run
 }
@@ -31,7 +31,7 @@ async fn a_cancel_ends_six_kinds_of_escapee_and_says_so() {
     for kind in escapees::KINDS {
         let run =
             session.prompt_script(&[escapees::spawn_step(&daemon.home, kind, EACH), sleep_forever()]).await;
-        escapees::wait_until_loose(&daemon.home, kind, EACH).await;
+        escapees::wait_until_ready(&daemon.home, kind, EACH).await;
         session.cancel().await;
         let ended = session.wait_for_run_event(&run, "run.finished").await;
         let left = agents_children(&daemon);
@@ -56,7 +56,7 @@ async fn a_cancel_leaves_the_agent_alone_that_stops_when_it_is_asked() {
     let session = daemon.session("script").await;
     let run =
         session.prompt_script(&[escapees::spawn_step(&daemon.home, "setsid", 1), sleep_forever()]).await;
-    escapees::wait_until_loose(&daemon.home, "setsid", 1).await;
+    escapees::wait_until_ready(&daemon.home, "setsid", 1).await;
     let agent = daemon.home.processes_with_role("__script");
     session.cancel().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
@@ -73,7 +73,7 @@ async fn an_agent_that_ignores_the_cancel_dies_with_all_that_it_started() {
     let steps = [vec![ignore_cancel()], everything(&daemon.home), vec![sleep_forever()]].concat();
     let run = session.prompt_script(&steps).await;
     for kind in escapees::KINDS {
-        escapees::wait_until_loose(&daemon.home, kind, EACH).await;
+        escapees::wait_until_ready(&daemon.home, kind, EACH).await;
     }
     session.cancel().await;
     let ended = session.wait_for_run_event(&run, "run.finished").await;

@@ -256,18 +256,18 @@ mod tests {
             (DriverKind::Acp, vec!["node".into(), "/x/agent.js".into(), "--acp".into()])
         );
         assert_eq!(manifest_from_name("pty:bash -i").unwrap().resume.by, ResumeMethod::Nothing);
-        let rests = |name: &str| manifest_from_name(name).unwrap().can_rest();
+        let rests = |name: &str| manifest_from_name(name).unwrap().can_stop_when_idle();
         assert!(rests("acp:x") && rests("exec:x") && !rests("pty:x"), "its memory is its process");
         assert_eq!(manifest_from_name("a2a:https://h:1/x").unwrap().address(), Some("https://h:1/x"));
         let remote = manifest_from_name("a2a:http://h").unwrap();
         assert!(
-            remote.can_rest() && remote.capabilities.ask_user.any(),
+            remote.can_stop_when_idle() && remote.capabilities.ask_user.any(),
             "its memory is elsewhere, and it may ask"
         );
         assert_eq!(remote.startup.pass_env, ["A2A_TOKEN"]);
         let worker = manifest_from_name("worker:ws://127.0.0.1:7778").unwrap();
         assert_eq!((worker.driver(), worker.address()), (DriverKind::Worker, Some("ws://127.0.0.1:7778")));
-        assert!(worker.can_steer() && !worker.can_rest(), "its memory is its connection");
+        assert!(worker.can_steer() && !worker.can_stop_when_idle(), "its memory is its connection");
         assert_eq!(worker.startup.pass_env, ["WORKER_TOKEN"]);
         assert!(matches!(manifest_from_name("worker:http://127.0.0.1:1"), Err(AgentNameError::Peer(_))));
         assert_eq!(manifest_from_name("worker:"), Err(AgentNameError::Empty));

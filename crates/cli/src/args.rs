@@ -365,6 +365,14 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
         /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages
+    #[command(after_help = "Examples:
+  qd man ~/.local/share/man/man1       write qd.1, qd-run.1 and so on; then `man qd-run`
+  qd man | man -l -                    read the main page")]
+    Man {
+        /// Directory to write one page per verb into; without it, the main page goes to stdout
+        dir: Option<PathBuf>,
+    },
 }
 
 /// `qd policy`.
@@ -609,7 +617,7 @@ mod tests {
             CommandLine::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
         for verb in
             "serve run ps attach send logs wait cancel rm asks allow deny answer halt unhalt agents workers \
-                     doctor completions stop config gc"
+                     doctor completions man stop config gc"
                 .split_whitespace()
         {
             assert!(verbs.iter().any(|known| known == verb), "{verb}");

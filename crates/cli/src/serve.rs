@@ -65,7 +65,7 @@ pub(crate) struct RebuildSummary {
 
 /// Rebuilds the rows of all lists from the events.
 pub(crate) fn rebuild_lists(home: &DaemonHome) -> Result<RebuildSummary> {
-    let report = qd_daemon::doctor::rebuild(home.path()).context("cannot rebuild the lists")?;
+    let report = qd_daemon::doctor::rebuild_lists(home.path()).context("cannot rebuild the lists")?;
     let qd_daemon::doctor::RebuildReport { events, workspaces, sessions, runs, asks, .. } = report;
     Ok(RebuildSummary { events, workspaces, sessions, runs, asks })
 }

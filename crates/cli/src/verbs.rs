@@ -19,6 +19,7 @@ mod halt;
 mod join;
 mod logs;
 mod mail;
+mod man;
 mod mcp;
 mod merge;
 mod policy;
@@ -109,6 +110,7 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Doctor { rebuild } => doctor::doctor(context, rebuild).await,
         CliVerb::Mcp { dir } => mcp::mcp(context, dir.as_deref()).await,
         CliVerb::Completions { shell } => completions::completions(context, shell),
+        CliVerb::Man { dir } => man::man(context, dir.as_deref()),
         CliVerb::Serve(flags) => crate::serve::serve(context, flags),
     }
 }

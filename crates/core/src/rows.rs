@@ -378,7 +378,7 @@ fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
     let has_pending_ask = state.pending_asks().any(|ask| ask.run_id.as_ref() == Some(&run.id));
     RunDoc {
         session_id: state.id.clone(),
-        state: match (&run.started, run.position) {
+        state: match (&run.execution, run.position) {
             (Some(started), _) if started.suspended.is_some() => RunStatus::Suspended,
             (Some(_), _) if has_pending_ask => RunStatus::Waiting,
             (Some(_), _) => RunStatus::Running,
@@ -390,9 +390,9 @@ fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
         text: None,
         text_blob: None,
         error: None,
-        usage: run.started.as_ref().map(|started| started.usage).unwrap_or_default(),
+        usage: run.execution.as_ref().map(|started| started.usage).unwrap_or_default(),
         accepted_at: run.accepted_at,
-        started_at: run.started.as_ref().map(|started| started.started_at),
+        started_at: run.execution.as_ref().map(|started| started.started_at),
         finished_at: None,
     }
 }

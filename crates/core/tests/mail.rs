@@ -401,7 +401,7 @@ impl MailSimulation {
         for entry in &self.harness.state.mail {
             let on_its_way = match &entry.delivery {
                 MailDeliveryState::Run(run) => {
-                    self.harness.state.run(run).is_some_and(|run| run.started.is_none())
+                    self.harness.state.run(run).is_some_and(|run| run.execution.is_none())
                 }
                 MailDeliveryState::Steer { target_run, .. } => {
                     self.harness.state.run(target_run).is_some_and(|run| {

@@ -59,7 +59,7 @@ fn a_resting_worker_is_given_an_agent_without_another_event() {
     let waits = harness.prompt("a");
     assert!(waits.effects.is_empty(), "its idle agent is being stopped, and that comes first");
     harness.context.agent = AgentAvailability::WorkerOnly;
-    let rested = harness.receive(AgentUpdate::Rested);
+    let rested = harness.receive(AgentUpdate::IdleStopped);
     assert!(rested.events.is_empty());
     let worker = harness.state.worker.clone().unwrap();
     assert_eq!(rested.effects, [SessionEffect::LaunchAgent { worker, new_worker: false }]);

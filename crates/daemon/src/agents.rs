@@ -108,7 +108,7 @@ impl LocalAgents {
     /// How long an idle agent is kept before it is stopped: from its manifest, or else `usual`. `None` if it never is.
     pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
         let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(usual) };
-        manifest.can_rest().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
+        manifest.can_stop_when_idle().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
     }
 
     /// Token prices by model.

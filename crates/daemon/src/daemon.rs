@@ -49,7 +49,7 @@ pub(crate) struct Daemon {
     pub(crate) key_locks: KeyedLocks,
     /// Which sessions and fleets have spent their budget.
     pub(crate) budgets: SpentBudgets,
-    pub(crate) stats: DaemonMetrics,
+    pub(crate) metrics: DaemonMetrics,
     /// How long an idle agent is kept before it is stopped.
     pub(crate) idle_timeout: Duration,
     /// The policy of sessions that do not set one.
@@ -117,7 +117,7 @@ impl Daemon {
             workspaces: WorkspaceRegistry::default(),
             key_locks: KeyedLocks::default(),
             budgets: SpentBudgets::default(),
-            stats: DaemonMetrics::default(),
+            metrics: DaemonMetrics::default(),
             idle_timeout: Duration::from_secs(config.idle_s.value),
             default_policy: config.policy.value.clone(),
             default_mcp: config.mcp.value,
@@ -197,13 +197,13 @@ impl Daemon {
 
     /// Applies a change to the agent slots, and notifies the sessions it affects. Only awake sessions wait for a slot.
     pub(crate) fn update_slots(&self, change: impl FnOnce(&AgentSlots) -> SlotChanges) {
-        let SlotChanges { wake, rest } = change(&self.agent_slots);
+        let SlotChanges { wake, session_to_stop } = change(&self.agent_slots);
         for session in wake {
             // A session that has ended or has a full mailbox checks for itself at its next step.
             let _sent = self.registry.send_if_awake(&session, ActorMessage::Wake);
         }
-        if let Some(session) = rest {
-            let _sent = self.registry.send_if_awake(&session, ActorMessage::RestIfIdle);
+        if let Some(session) = session_to_stop {
+            let _sent = self.registry.send_if_awake(&session, ActorMessage::StopIfIdle);
         }
     }
 

@@ -29,7 +29,7 @@ pub struct RebuildReport {
 }
 
 /// Rebuilds every list row from the events of a home that no daemon holds.
-pub fn rebuild(home: &Path) -> Result<RebuildReport, RebuildError> {
+pub fn rebuild_lists(home: &Path) -> Result<RebuildReport, RebuildError> {
     let mut rebuilder = RowRebuilder::default();
     qd_journal::rebuild(home, |event| rebuilder.apply_event(event))?;
     Ok(rebuilder.report)

@@ -69,7 +69,7 @@ fn agent_label(agent: &str) -> &str {
 
 /// Renders the metrics page.
 pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protocol::ApiError> {
-    let stats = &daemon.stats;
+    let stats = &daemon.metrics;
     let journal = daemon.journal.stats();
     let counts = daemon.journal.counts().await.map_err(crate::daemon::read_failed)?;
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

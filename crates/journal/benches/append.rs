@@ -198,7 +198,7 @@ async fn read(dir: &Path) {
         while !end {
             let page = journal.page(&EventFilter::of(topic), after, 1000).await.unwrap();
             seen += page.events.len();
-            (after, end) = (page.scanned, page.end);
+            (after, end) = (page.scanned_through, page.end);
         }
         let rate = seen as f64 / started.elapsed().as_secs_f64();
         let name = format!("page of 1000, {name}, events/s");

@@ -252,14 +252,14 @@ impl Journal {
     }
 
     /// Lists messages in the order of arrival.
-    pub async fn mails(
+    pub async fn list_mail(
         &self,
         filter: MailFilter,
         after: Option<&MailId>,
         limit: usize,
     ) -> Result<Vec<MailRow>, JournalReadError> {
         let after = after.cloned();
-        self.read(move |db| lists::mails(db, filter, after.as_ref(), limit)).await
+        self.read(move |db| lists::list_mail(db, filter, after.as_ref(), limit)).await
     }
 
     /// Lists the workspaces that are not removed, in the order of creation.
@@ -411,7 +411,7 @@ impl Journal {
     }
 
     /// Blobs last put before `before` that nothing refers to any more, assuming the sessions in `without` are purged.
-    pub async fn loose_blobs(
+    pub async fn unreferenced_blobs(
         &self,
         before: Millis,
         without: &[SessionKey],
@@ -448,7 +448,7 @@ impl Journal {
     /// between two batches, so request few pages at a time.
     pub async fn vacuum(&self, pages: u32) -> Result<u64, AppendError> {
         let (reply, freed) = oneshot::channel();
-        self.inner.queue.put(WriterTask::Vacuum { pages, answer: reply }).await?;
+        self.inner.queue.put(WriterTask::Vacuum { pages, reply }).await?;
         freed.await.unwrap_or(Err(AppendError::Stopped))
     }
 

@@ -106,7 +106,7 @@ pub(crate) fn mail(db: &Connection, id: &str) -> Result<Option<MailRow>, Journal
 }
 
 /// In the order of arrival.
-pub(crate) fn mails(
+pub(crate) fn list_mail(
     db: &Connection,
     filter: MailFilter,
     after: Option<&MailId>,

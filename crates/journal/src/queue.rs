@@ -32,7 +32,7 @@ pub(crate) enum WriterTask {
     /// Returns up to this many free pages to the file system and answers with how many it returned.
     Vacuum {
         pages: u32,
-        answer: oneshot::Sender<Result<u64, AppendError>>,
+        reply: oneshot::Sender<Result<u64, AppendError>>,
     },
 }
 

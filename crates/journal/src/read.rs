@@ -32,7 +32,7 @@ pub const PAGE_BYTES: usize = 4 << 20;
 pub struct JournalPage {
     pub events: Vec<Arc<PublishedEvent>>,
     /// Everything up to here has been scanned; the next page continues after it.
-    pub scanned: Seq,
+    pub scanned_through: Seq,
     /// Whether there were no more events when the page was read.
     pub end: bool,
 }
@@ -42,7 +42,7 @@ pub struct JournalPage {
 pub struct SessionEventPage {
     pub events: Vec<StoredEvent>,
     /// Everything up to here has been scanned; the next page continues after it.
-    pub scanned: EventNumber,
+    pub scanned_through: EventNumber,
     /// Whether there were no more events when the page was read.
     pub end: bool,
 }
@@ -125,7 +125,7 @@ pub(crate) fn page(
     limit: usize,
     bytes: usize,
 ) -> Result<JournalPage, JournalReadError> {
-    let mut page = JournalPage { events: Vec::new(), scanned: after, end: true };
+    let mut page = JournalPage { events: Vec::new(), scanned_through: after, end: true };
     if after >= head || limit == 0 {
         page.end = after >= head;
         return Ok(page);
@@ -150,7 +150,7 @@ pub(crate) fn page(
             taken += size;
             page.events.push(Arc::new(event_draft(row, &mut scopes)?.publish(seq)));
         }
-        page.scanned = seq;
+        page.scanned_through = seq;
         scanned += 1;
         Ok(if scanned == SCAN_MAX { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
     };
@@ -166,7 +166,7 @@ pub(crate) fn page(
     };
     page.end = outcome != ControlFlow::Break(true);
     if page.end {
-        page.scanned = head;
+        page.scanned_through = head;
     }
     Ok(page)
 }
@@ -288,8 +288,11 @@ pub(crate) fn session_events(
         }
     }
     let mut scopes = ScopeCache::new(db);
-    let mut page =
-        SessionEventPage { events: Vec::new(), scanned: EventNumber(from_sql_int(from - 1)), end: true };
+    let mut page = SessionEventPage {
+        events: Vec::new(),
+        scanned_through: EventNumber(from_sql_int(from - 1)),
+        end: true,
+    };
     let (mut scanned, mut taken) = (0, 0);
     let outcome = visit_session_events(db, session, from, |row| {
         let kind = text_column(row, 5)?;
@@ -302,7 +305,7 @@ pub(crate) fn session_events(
             taken += size;
             page.events.push(stored_event(row, &mut scopes)?);
         }
-        page.scanned = EventNumber(from_sql_int(row.get(2)?));
+        page.scanned_through = EventNumber(from_sql_int(row.get(2)?));
         scanned += 1;
         Ok(if scanned == SCAN_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;

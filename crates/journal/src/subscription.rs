@@ -91,7 +91,7 @@ impl Subscription {
                         .pool
                         .read(move |db| read::page(db, &filter, after, head, BATCH_EVENTS, BATCH_BYTES))
                         .await?;
-                    self.cursor = page.scanned;
+                    self.cursor = page.scanned_through;
                     if !page.events.is_empty() {
                         return Ok(page.events);
                     }

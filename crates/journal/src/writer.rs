@@ -84,7 +84,7 @@ impl JournalWriter {
         for task in batch {
             match task {
                 WriterTask::Append(job) => drop(job.answer.send(Err(error.clone()))),
-                WriterTask::Vacuum { answer, .. } => drop(answer.send(Err(error.clone()))),
+                WriterTask::Vacuum { reply: answer, .. } => drop(answer.send(Err(error.clone()))),
             }
         }
         ServeEnd::StorageFailed
@@ -103,7 +103,7 @@ impl JournalWriter {
             for task in batch.drain(..) {
                 match task {
                     WriterTask::Append(job) => jobs.push(job),
-                    WriterTask::Vacuum { pages, answer } => {
+                    WriterTask::Vacuum { pages, reply: answer } => {
                         let freed = vacuum(db, pages);
                         self.checkpoints.mark_dirty();
                         drop(answer.send(freed.map_err(AppendError::from)));

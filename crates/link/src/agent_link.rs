@@ -165,8 +165,8 @@ impl AgentLink {
 
     /// Stops the idle agent but keeps what its turns left running. Sent on every connection until the agent has
     /// stopped.
-    pub fn rest_agent(&self) {
-        self.shared.lock().outbox.request_rest();
+    pub fn stop_idle_agent(&self) {
+        self.shared.lock().outbox.request_idle_stop();
         self.shared.wake.notify_one();
     }
 

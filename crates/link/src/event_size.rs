@@ -52,7 +52,7 @@ pub fn fit_update(update: &mut AgentUpdate) {
         | AgentUpdate::AskDelivered { .. }
         | AgentUpdate::SteerTaken { .. }
         | AgentUpdate::SteerMissed { .. }
-        | AgentUpdate::Rested
+        | AgentUpdate::IdleStopped
         | AgentUpdate::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => {}
     }
 }

@@ -92,7 +92,7 @@ impl UpdateWindow {
             | AgentUpdate::SteerTaken { .. }
             | AgentUpdate::SteerMissed { .. }
             | AgentUpdate::Terminal { .. }
-            | AgentUpdate::Rested
+            | AgentUpdate::IdleStopped
             | AgentUpdate::Gone(_) => true,
         }
     }

@@ -124,7 +124,7 @@ impl WorkerEndpoint {
         }
     }
 
-    /// Sends an update of the worker itself, such as [`AgentUpdate::Rested`] or [`AgentUpdate::Gone`]. It never waits
+    /// Sends an update of the worker itself, such as [`AgentUpdate::IdleStopped`] or [`AgentUpdate::Gone`]. It never waits
     /// for space. Nothing can be sent after `Gone`.
     pub async fn send(&self, update: AgentUpdate) {
         self.owner.shared.send_all(&[update]);
@@ -340,7 +340,7 @@ impl EndpointState {
     /// twice.
     fn reported_presence(&self) -> v1::AgentPresence {
         match self.presence {
-            v1::AgentPresence::Resting if self.requests.awaits_agent() => v1::AgentPresence::Starting,
+            v1::AgentPresence::ProcessesOnly if self.requests.awaits_agent() => v1::AgentPresence::Starting,
             presence => presence,
         }
     }
@@ -372,8 +372,8 @@ impl EndpointState {
         match update {
             AgentUpdate::Ready { steers, .. } => self.presence = v1::AgentPresence::Ready { steers: *steers },
             AgentUpdate::Terminal { run, .. } if self.run.as_ref() == Some(run) => self.run = None,
-            AgentUpdate::Rested => {
-                self.presence = v1::AgentPresence::Resting;
+            AgentUpdate::IdleStopped => {
+                self.presence = v1::AgentPresence::ProcessesOnly;
                 self.run = None;
                 self.requests.on_agent_rested();
             }

@@ -300,16 +300,16 @@ async fn an_agent_rests_and_is_started_again_once_though_both_are_said_again_aft
     wait_attached(&mut link).await;
     next_updates(&mut link).await;
 
-    link.rest_agent();
-    assert_eq!(endpoint.next_request().await, LifecycleRequest::Rest);
+    link.stop_idle_agent();
+    assert_eq!(endpoint.next_request().await, LifecycleRequest::StopIdleAgent);
     worker.cut();
     assert_eq!(link.next_event().await, LinkEvent::Disconnected);
     wait_attached(&mut link).await;
     endpoint.remove_agent().await;
     assert!(agent.send(notice("too late")).await.is_err());
-    endpoint.send(AgentUpdate::Rested).await;
+    endpoint.send(AgentUpdate::IdleStopped).await;
     let received = next_updates(&mut link).await;
-    assert_eq!(received[0].update, AgentUpdate::Rested);
+    assert_eq!(received[0].update, AgentUpdate::IdleStopped);
 
     link.start_agent(spec());
     assert_eq!(endpoint.next_request().await, LifecycleRequest::Start(spec()));
@@ -628,13 +628,13 @@ async fn an_agent_that_was_taken_out_is_not_heard_of_again() {
     endpoint.watch_status().wait_for(|state| state.has_unacked).await.unwrap();
     endpoint.remove_agent().await;
     drop(agent);
-    endpoint.send(AgentUpdate::Rested).await;
+    endpoint.send(AgentUpdate::IdleStopped).await;
     let mut link = open(&PipeWorker::of(&endpoint), 0);
-    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::Resting);
+    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::ProcessesOnly);
     let received = next_updates(&mut link).await;
     assert_eq!(
         received.iter().map(|numbered| numbered.update.clone()).collect::<Vec<_>>(),
-        [notice(1), AgentUpdate::Rested]
+        [notice(1), AgentUpdate::IdleStopped]
     );
 }
 

@@ -246,7 +246,7 @@ fn random_key() -> Result<String, ErrorDoc> {
     let mut random = [0; KEY_BYTES];
     getrandom::fill(&mut random).map_err(|error| ErrorDoc {
         code: "internal".to_owned(),
-        message: format!("the kernel gives no randomness: {error}"),
+        message: format!("cannot generate random bytes: {error}"),
         details: Map::new(),
     })?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())

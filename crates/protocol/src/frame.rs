@@ -64,8 +64,9 @@ pub mod v1 {
         /// Start the agent, for a session that is new to this worker or whose agent was stopped while idle.
         Start(Box<AgentSpec>),
         /// Stop the idle agent, but keep processes that its turns left running on purpose. The worker answers with
-        /// [`AgentUpdate::Rested`], or with [`AgentUpdate::Gone`] if no process is left.
-        Rest,
+        /// [`AgentUpdate::IdleStopped`], or with [`AgentUpdate::Gone`] if no process is left.
+        #[serde(rename = "rest")]
+        StopIdleAgent,
         /// Stop the agent and every process that it started. The worker answers with [`AgentUpdate::Gone`].
         Close,
     }
@@ -159,7 +160,8 @@ pub mod v1 {
             steers: bool,
         },
         /// No agent, but processes that its turns left running on purpose.
-        Resting,
+        #[serde(rename = "resting")]
+        ProcessesOnly,
         /// No agent any more. Its last updates wait to be acknowledged.
         Gone,
     }
@@ -201,7 +203,8 @@ pub mod join {
         pub software: String,
         /// Random id of the worker process. It stays the same across reconnects and is known only to the worker and the
         /// daemon.
-        pub host: String,
+        #[serde(rename = "host")]
+        pub process_id: String,
         /// Name for people, usually the name of the machine.
         pub name: String,
         /// Labels by which sessions can choose this worker.

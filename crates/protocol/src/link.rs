@@ -58,7 +58,8 @@ pub enum AgentUpdate {
     /// The turn has stopped, and the processes that it started have been dealt with.
     Terminal { run: RunId, outcome: TurnOutcome },
     /// The idle agent was stopped. Its worker stays, because a turn left processes running on purpose.
-    Rested,
+    #[serde(rename = "rested")]
+    IdleStopped,
     /// The agent is gone and its worker exits. This is the last update of both.
     Gone(AgentExitReason),
 }

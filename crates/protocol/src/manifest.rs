@@ -293,7 +293,8 @@ pub enum KillRule {
 pub enum RefusalRule {
     /// The model is told, and the turn continues.
     #[default]
-    GoesOn,
+    #[serde(rename = "goes_on")]
+    Continues,
     /// The turn ends, whatever stop reason the agent reports.
     Stops,
 }
@@ -605,7 +606,7 @@ impl Manifest {
     /// Whether an idle agent may be stopped: a new process can resume its conversation, or there is none to resume. A
     /// program in a terminal keeps its memory in its process, and somebody else's worker may tie its memory to the
     /// connection.
-    pub fn can_rest(&self) -> bool {
+    pub fn can_stop_when_idle(&self) -> bool {
         match self.resume.by {
             ResumeMethod::Driver => !matches!(self.driver(), DriverKind::Pty | DriverKind::Worker),
             ResumeMethod::Nothing => false,

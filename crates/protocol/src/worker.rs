@@ -54,8 +54,8 @@ pub struct AgentSpec {
     pub env: BTreeMap<String, String>,
     /// Access to the tools of `qd mcp`, if the agent gets them. The session's token is in `env`, as
     /// [`SESSION_TOKEN_VAR`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tools: Option<Box<McpAccess>>,
+    #[serde(rename = "tools", default, skip_serializing_if = "Option::is_none")]
+    pub mcp: Option<Box<McpAccess>>,
     /// The agent's own id for the conversation, if the agent is to resume one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
@@ -82,7 +82,7 @@ impl AgentSpec {
             model: None,
             system_prompt: None,
             env: BTreeMap::new(),
-            tools: None,
+            mcp: None,
             agent_session_id: None,
             last_active: None,
             after: UpdateNumber(0),
@@ -95,7 +95,9 @@ impl fmt::Debug for AgentSpec {
     /// Shows the names in `env` but not the values, because this output ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { session, worker, agent, manifest, prices, cwd, .. } = self;
-        let Self { model, system_prompt, env, tools, agent_session_id, last_active, after, mark, .. } = self;
+        let Self {
+            model, system_prompt, env, mcp: tools, agent_session_id, last_active, after, mark, ..
+        } = self;
         f.debug_struct("AgentSpec")
             .field("session", session)
             .field("worker", worker)

@@ -22,7 +22,7 @@ pub fn spawn_step(home: &TestHome, kind: &str, count: usize) -> Value {
 }
 
 /// Waits until `count` processes of a kind are ready, among all that were started in this home.
-pub async fn wait_until_loose(home: &TestHome, kind: &str, count: usize) {
+pub async fn wait_until_ready(home: &TestHome, kind: &str, count: usize) {
     let folder = home.sibling_path("escaped");
     poll_until(&format!("{count} times {kind}"), async || {
         let names = std::fs::read_dir(&folder).expect("the directory is there").flatten();
@@ -48,7 +48,7 @@ mod tests {
             program.args(&argv[1..]);
             // Kept until then, because dropping it kills the program, which may have just started.
             let started = crate::TestCommand::spawn(program);
-            wait_until_loose(&home, kind, 2).await;
+            wait_until_ready(&home, kind, 2).await;
             drop(started);
         }
         let directory = home.sibling_path("escaped");

@@ -41,7 +41,7 @@ pub(crate) struct AgentContext {
 #[derive(Debug, Default)]
 pub(crate) struct AgentControl {
     rest_requested: Notify,
-    rested: Notify,
+    idle_stopped: Notify,
     keeper_lost: Notify,
     /// What the running turn has used.
     meter: Mutex<Option<Arc<TurnMeter>>>,
@@ -49,10 +49,10 @@ pub(crate) struct AgentControl {
 
 impl AgentControl {
     /// Asks an idle agent to stop, and waits for it for at most `limit`.
-    pub(crate) async fn request_rest(&self, limit: Duration) {
+    pub(crate) async fn request_idle_stop(&self, limit: Duration) {
         self.rest_requested.notify_one();
         // An agent that takes longer is killed when its processes are swept.
-        let _rested = tokio::time::timeout(limit, self.rested.notified()).await;
+        let _stopped = tokio::time::timeout(limit, self.idle_stopped.notified()).await;
     }
 
     /// How long the running turn has taken so far.
@@ -65,8 +65,8 @@ impl AgentControl {
     }
 
     /// Tells the worker that the agent has stopped. Never returns: the worker drops the agent's task.
-    async fn report_rested<T>(&self) -> T {
-        self.rested.notify_one();
+    async fn report_idle_stopped<T>(&self) -> T {
+        self.idle_stopped.notify_one();
         std::future::pending().await
     }
 
@@ -163,7 +163,7 @@ impl AgentTask {
                         error = agent.idle(&output) => break Box::new(error),
                         () = control.rest_requested.notified() => {
                             Box::pin(agent.stop()).await;
-                            return control.report_rested().await;
+                            return control.report_idle_stopped().await;
                         }
                     },
                 };
@@ -418,13 +418,13 @@ impl AgentTask {
                     prompt @ AgentCommand::Prompt { .. } => return Ok(IdleExitResult::Restart(Box::new(prompt))),
                     other => self.reject_late_command(other).await?,
                 },
-                () = control.rest_requested.notified() => return control.report_rested().await,
+                () = control.rest_requested.notified() => return control.report_idle_stopped().await,
             }
         }
     }
 
     /// The agent has exited. Processes that earlier turns left on purpose live as long as the session, and so does its
-    /// worker: then the agent is reported as `Rested`, and the task ends only when another agent is started.
+    /// worker: then the agent is reported as `IdleStopped`, and the task ends only when another agent is started.
     async fn finish_agent(
         &mut self,
         reason: AgentExitReason,
@@ -433,7 +433,7 @@ impl AgentTask {
         if !leftovers {
             return Ok(reason);
         }
-        self.link_end.send(AgentUpdate::Rested).await?;
+        self.link_end.send(AgentUpdate::IdleStopped).await?;
         loop {
             let command = self.link_end.next_command().await.ok_or(LinkClosed)?;
             self.reject_late_command(command).await?;
@@ -449,7 +449,7 @@ impl AgentTask {
                 let error = RunError::new("agent_exited", "the agent was about to end");
                 let outcome = TurnOutcome { agent_ends: true, ..TurnOutcome::failed(error) };
                 self.link_end.send(AgentUpdate::Terminal { run, outcome }).await?;
-                self.link_end.send(AgentUpdate::Rested).await
+                self.link_end.send(AgentUpdate::IdleStopped).await
             }
             AgentCommand::Cancel { .. } | AgentCommand::Kill { .. } | AgentCommand::Answer { .. } => Ok(()),
         }

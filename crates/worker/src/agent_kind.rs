@@ -39,7 +39,7 @@ impl AgentKind {
 
     /// The names of processes that the keeper must spare; `None` if the agent needs no keeper.
     pub(crate) fn helper_names(&self, spec: &AgentSpec) -> Option<Vec<String>> {
-        let ours = spec.tools.is_some().then(|| tool_server::SERVER_PROCESS_NAME.to_owned());
+        let ours = spec.mcp.is_some().then(|| tool_server::SERVER_PROCESS_NAME.to_owned());
         match self {
             Self::Echo | Self::Remote(_) => None,
             Self::Process(manifest) => Some(manifest.turn.helpers.iter().cloned().chain(ours).collect()),

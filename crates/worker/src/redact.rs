@@ -67,7 +67,7 @@ impl AgentOutputFilter for Redactor {
             | AgentUpdate::Terminal { run, .. } => {
                 self.flush_streams(|stream| stream.run != *run, out);
             }
-            AgentUpdate::Ready { .. } | AgentUpdate::Rested | AgentUpdate::Gone(_) => {
+            AgentUpdate::Ready { .. } | AgentUpdate::IdleStopped | AgentUpdate::Gone(_) => {
                 self.flush_streams(|_| true, out)
             }
             AgentUpdate::AskWithdrawn { .. }
@@ -183,7 +183,7 @@ impl SecretMatcher {
             | AgentUpdate::AskDelivered { .. }
             | AgentUpdate::SteerTaken { .. }
             | AgentUpdate::SteerMissed { .. }
-            | AgentUpdate::Rested
+            | AgentUpdate::IdleStopped
             | AgentUpdate::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => {}
         }
     }

@@ -33,11 +33,11 @@ pub enum WorktreeError {
     #[error("{0} cannot be the path of a worktree; it must be UTF-8 without line breaks")]
     BadPath(PathBuf),
     /// Something else is at the path of the worktree.
-    #[error("{path} is in the way: {why}; check its content and move it away")]
+    #[error("{path} is in the way: {reason}; check its content and move it away")]
     PathOccupied {
         path: PathBuf,
         /// What is there.
-        why: String,
+        reason: String,
     },
     /// The session's branch is checked out elsewhere.
     #[error("the branch {branch} is checked out at {path}; check out another branch there")]
@@ -61,11 +61,11 @@ pub enum WorktreeError {
     )]
     EmbeddedRepository(String),
     /// A worktree or checkout has an unfinished operation, such as a merge.
-    #[error("{path} is in the middle of {what}; finish or abort it there")]
+    #[error("{path} is in the middle of {operation}; finish or abort it there")]
     Unfinished {
         path: PathBuf,
         /// The operation, such as "a rebase".
-        what: &'static str,
+        operation: &'static str,
     },
     /// The target branch is checked out with uncommitted changes.
     #[error(
@@ -79,11 +79,13 @@ pub enum WorktreeError {
         count: usize,
     },
     /// The branch moved during the merge, or git refused to move it.
-    #[error("`{branch}` was changed meanwhile or could not be moved: {said}; nothing was merged, try again")]
+    #[error(
+        "`{branch}` was changed meanwhile or could not be moved: {detail}; nothing was merged, try again"
+    )]
     BranchMoved {
         branch: String,
         /// Git's error text.
-        said: String,
+        detail: String,
     },
     /// The worktree and the branch changed the same lines.
     #[error("{}; nothing was changed", in_conflict(.into, .conflicts))]
@@ -99,34 +101,34 @@ pub enum WorktreeError {
         ahead: u64,
     },
     /// A hook of the project failed.
-    #[error("`{line}` failed in {}: {said}", path.display())]
+    #[error("`{line}` failed in {}: {detail}", path.display())]
     HookFailed {
         /// The hook's command line.
         line: String,
         /// The directory in which it ran.
         path: PathBuf,
         /// The exit status and the end of the output.
-        said: String,
+        detail: String,
     },
     /// A pattern of ignored files to copy is not valid.
-    #[error("the `bring` pattern `{pattern}` cannot be used: {why}")]
-    BadPattern { pattern: String, why: String },
-    #[error("`{what}` was stopped because it did not finish within {seconds} s")]
+    #[error("the `bring` pattern `{pattern}` cannot be used: {reason}")]
+    BadPattern { pattern: String, reason: String },
+    #[error("`{command}` was stopped because it did not finish within {seconds} s")]
     TimedOut {
         /// The command.
-        what: String,
+        command: String,
         seconds: u64,
     },
     /// The caller cancelled the operation.
     #[error("the operation was cancelled")]
     Stopped,
     /// A git command failed.
-    #[error("`git {what}` failed: {said}")]
+    #[error("`git {command}` failed: {detail}")]
     GitFailed {
         /// The subcommand and its first argument.
-        what: String,
+        command: String,
         /// Git's error text.
-        said: String,
+        detail: String,
     },
     #[error("could not {action} {path}: {source}")]
     Io {

@@ -75,7 +75,7 @@ impl Git {
             SubprocessError::NotStarted(error) => WorktreeError::NoGit(error),
             SubprocessError::Stopped => WorktreeError::Stopped,
             SubprocessError::TimedOut => {
-                WorktreeError::TimedOut { what: format!("git {}", command_name(args)), seconds: GIT_S }
+                WorktreeError::TimedOut { command: format!("git {}", command_name(args)), seconds: GIT_S }
             }
         })
     }
@@ -129,7 +129,7 @@ impl Git {
 }
 
 pub(crate) fn git_failed(args: &[&str], output: &SubprocessOutput) -> WorktreeError {
-    WorktreeError::GitFailed { what: command_name(args), said: error_text(output) }
+    WorktreeError::GitFailed { command: command_name(args), detail: error_text(output) }
 }
 
 /// Git's error message, on one line.

@@ -142,8 +142,8 @@ impl WorktreePlan {
         Ok(GitWorktree { path: self.path.clone(), git_dir, common_dir: common, record, stop: stop.clone() })
     }
 
-    fn path_occupied(&self, why: &str) -> WorktreeError {
-        WorktreeError::PathOccupied { path: self.path.clone(), why: why.to_owned() }
+    fn path_occupied(&self, reason: &str) -> WorktreeError {
+        WorktreeError::PathOccupied { path: self.path.clone(), reason: reason.to_owned() }
     }
 }
 
@@ -260,7 +260,7 @@ fn read_record(git_dir: &Path) -> WorktreeResult<Option<WorktreeRecord>> {
         // An unreadable record is an error: it does not prove that no one has worked there.
         Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| WorktreeError::PathOccupied {
             path,
-            why: format!("it is not a Quarterdeck record ({error})"),
+            reason: format!("it is not a Quarterdeck record ({error})"),
         }),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(io_error_at("read", &path)(error)),

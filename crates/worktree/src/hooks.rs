@@ -39,11 +39,8 @@ fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> Wo
         }
     }
     command.envs(env.iter().copied());
-    let failed = |detail: String| WorktreeError::HookFailed {
-        line: line.to_owned(),
-        path: dir.to_owned(),
-        said: detail,
-    };
+    let failed =
+        |detail: String| WorktreeError::HookFailed { line: line.to_owned(), path: dir.to_owned(), detail };
     let output_limit = OutputLimit::Tail(HOOK_OUTPUT_MAX);
     match process::run(command, None, Duration::from_secs(HOOK_S), output_limit, stop) {
         Ok(result) => {
@@ -56,7 +53,7 @@ fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> Wo
         }
         Err(SubprocessError::Stopped) => Err(WorktreeError::Stopped),
         Err(SubprocessError::TimedOut) => {
-            Err(WorktreeError::TimedOut { what: line.to_owned(), seconds: HOOK_S })
+            Err(WorktreeError::TimedOut { command: line.to_owned(), seconds: HOOK_S })
         }
         Err(SubprocessError::NotStarted(error)) => Err(failed(error.to_string())),
     }

@@ -28,8 +28,9 @@ pub struct CopiedFiles {
 /// Checks that a pattern is valid: a path from the top of the repository, in which `*` and `?` match anything except
 /// `/`.
 pub fn check_pattern(pattern: &str) -> WorktreeResult<()> {
-    let bad =
-        |reason: &str| Err(WorktreeError::BadPattern { pattern: pattern.to_owned(), why: reason.to_owned() });
+    let bad = |reason: &str| {
+        Err(WorktreeError::BadPattern { pattern: pattern.to_owned(), reason: reason.to_owned() })
+    };
     let path = Path::new(pattern);
     if pattern.is_empty() || pattern.contains(['\0', '\n']) {
         return bad("it is empty or contains a line break");
@@ -57,7 +58,7 @@ pub fn copy_ignored_files(
         check_pattern(pattern)?;
         let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
         collect_matches(from, Path::new(""), &parts, 0, &mut matches)
-            .map_err(|why| WorktreeError::BadPattern { pattern: pattern.clone(), why })?;
+            .map_err(|reason| WorktreeError::BadPattern { pattern: pattern.clone(), reason })?;
     }
     matches.sort();
     matches.dedup();

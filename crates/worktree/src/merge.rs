@@ -53,7 +53,7 @@ impl GitWorktree {
             repository: self.common_dir.clone(),
         })?;
         if let Some(operation) = self.operation_in_progress() {
-            return Err(WorktreeError::Unfinished { path: self.path.clone(), what: operation });
+            return Err(WorktreeError::Unfinished { path: self.path.clone(), operation });
         }
         let checkout = self.clean_checkout_of(&into)?;
         let (head, candidate) = self.candidate_commit(merge.message)?;
@@ -80,7 +80,7 @@ impl GitWorktree {
                 if !output.status.success() {
                     return Err(WorktreeError::BranchMoved {
                         branch: outcome.into,
-                        said: error_text(&output),
+                        detail: error_text(&output),
                     });
                 }
             }
@@ -91,7 +91,7 @@ impl GitWorktree {
                 if !output.status.success() {
                     return Err(WorktreeError::BranchMoved {
                         branch: outcome.into,
-                        said: error_text(&output),
+                        detail: error_text(&output),
                     });
                 }
             }
@@ -111,7 +111,7 @@ impl GitWorktree {
                 .iter()
                 .any(|file| fs::read_to_string(git_dir.join(file)).is_ok_and(|name| name.trim() == full));
             if is_rebasing {
-                return Err(WorktreeError::Unfinished { path: checkout.path, what: "a rebase" });
+                return Err(WorktreeError::Unfinished { path: checkout.path, operation: "a rebase" });
             }
             if checkout.branch.as_deref() != Some(&full)
                 || git.output_text(&["rev-parse", "--is-bare-repository"])? == "true"
@@ -119,7 +119,7 @@ impl GitWorktree {
                 continue;
             }
             if let Some(operation) = operation_in_progress(git_dir) {
-                return Err(WorktreeError::Unfinished { path: checkout.path, what: operation });
+                return Err(WorktreeError::Unfinished { path: checkout.path, operation });
             }
             // Untracked files stay where they are. If one is in the way, git refuses and moves nothing.
             let count = uncommitted_files(&git, "no")?.len();
@@ -142,8 +142,8 @@ impl GitWorktree {
         let files = uncommitted_files(&self.git(), "all")?;
         self.check_identity()?;
         if let Some(file) = files.iter().find(|file| file.is_unmerged()) {
-            let what = "a merge";
-            return Err(WorktreeError::Unfinished { path: self.path.join(&file.path), what });
+            let operation = "a merge";
+            return Err(WorktreeError::Unfinished { path: self.path.join(&file.path), operation });
         }
         // With `all`, untracked files are listed one by one, so an entry that is a directory is a repository.
         if let Some(inner) = files.iter().find(|file| file.is_untracked() && file.path.ends_with('/')) {
@@ -182,7 +182,7 @@ impl GitWorktree {
         if !output.status.success() {
             return Err(WorktreeError::BranchMoved {
                 branch: self.record.branch.clone(),
-                said: error_text(&output),
+                detail: error_text(&output),
             });
         }
         git.output(&["reset", "--quiet", "--mixed"]).map(drop)

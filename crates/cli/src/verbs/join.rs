@@ -61,7 +61,7 @@ pub(crate) async fn join(context: &VerbContext, flags: JoinArgs) -> Result<CliEx
             context.out.print_note(&choices);
         }
     };
-    let dialler = JoinDialler { host, trust: Arc::new(trust) };
+    let dialler = JoinDialer { host, trust: Arc::new(trust) };
     qd_worker::join::join_daemon(options, dialler, stop, on_status).await.map_err(anyhow::Error::from)?;
     Ok(CliExitCode::Success)
 }
@@ -154,12 +154,12 @@ fn machine_name() -> String {
 
 /// Connects to the daemon.
 #[derive(Debug, Clone)]
-struct JoinDialler {
+struct JoinDialer {
     host: DaemonHost,
     trust: Arc<CertificateTrust>,
 }
 
-impl DaemonDialer for JoinDialler {
+impl DaemonDialer for JoinDialer {
     fn host_header(&self) -> String {
         self.host.host_header().to_owned()
     }
@@ -171,7 +171,7 @@ impl DaemonDialer for JoinDialler {
     }
 }
 
-impl JoinDialler {
+impl JoinDialer {
     async fn connect(&self) -> Result<Box<dyn ByteStream>, DaemonDialError> {
         let unreachable = |error: anyhow::Error| DaemonDialError::Unreachable(format_error_chain(&error));
         let DaemonHost::Tcp { authority, tls } = &self.host else {

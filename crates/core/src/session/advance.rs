@@ -65,7 +65,7 @@ impl SessionStepBuilder<'_> {
     /// The first run, if it only needs an agent: it has not started, or everything it was suspended for has ended.
     pub(super) fn run_awaiting_agent(&self) -> Option<RunId> {
         let run = self.runs.front()?;
-        let needs_agent = match &run.started {
+        let needs_agent = match &run.execution {
             None => true,
             Some(started) => {
                 started.suspended.as_ref().is_some_and(|suspension| suspension.waits_for.is_empty())

@@ -60,7 +60,7 @@ impl SessionStepBuilder<'_> {
                 }
             }
             AgentUpdate::Terminal { run, outcome } => self.handle_turn_end(&run, outcome),
-            AgentUpdate::Rested => self.advance(),
+            AgentUpdate::IdleStopped => self.advance(),
             AgentUpdate::Gone(gone) => self.handle_worker_gone(gone),
         }
     }

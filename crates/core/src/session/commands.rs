@@ -177,7 +177,7 @@ impl SessionStepBuilder<'_> {
     }
 
     fn cancel_run(&mut self, run: &RunId, by: RunStopCause, reason: Option<String>) -> Option<RunId> {
-        if let Some(started) = &self.run(run)?.started {
+        if let Some(started) = &self.run(run)?.execution {
             // A suspended run includes the child sessions that it waits for.
             if started.suspended.is_some() {
                 self.cancel_children();
@@ -206,7 +206,7 @@ impl SessionStepBuilder<'_> {
     }
 
     fn cancel_all_unstarted(&mut self, by: RunStopCause, reason: Option<String>) {
-        let unstarted = self.runs.iter().filter(|run| run.started.is_none());
+        let unstarted = self.runs.iter().filter(|run| run.execution.is_none());
         let unstarted: Vec<RunId> = unstarted.map(|run| run.id.clone()).collect();
         for run in &unstarted {
             self.cancel_unstarted(run, by, reason.clone());
@@ -309,7 +309,7 @@ impl SessionStepBuilder<'_> {
 
     /// Accepts a steer for the first run, sent now or when the run starts. Returns the index of its `steer.accepted`.
     pub(super) fn accept_steer(&mut self, run: &RunId, text: LongText, mail: Option<MailId>) -> usize {
-        let started = self.run(run).is_some_and(|run| run.started.is_some());
+        let started = self.run(run).is_some_and(|run| run.execution.is_some());
         let accepted = SteerAccepted { text: text.head.clone(), blob: text.blob.clone(), mail };
         let number = self.emit(Some(run.clone()), EventBody::SteerAccepted(accepted));
         if started {

@@ -39,7 +39,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
                 mail: accepted.mail.clone(),
                 waits_for_slot: false,
                 steers: Vec::new(),
-                started: None,
+                execution: None,
             };
             // A missed steer runs next: after the run it was meant for and any steers missed before it.
             let at = match accepted.steer {
@@ -65,7 +65,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         EventBody::RunStarted(_) => {
             if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == run_id) {
                 run.waits_for_slot = false;
-                run.started = Some(RunExecution {
+                run.execution = Some(RunExecution {
                     started_at: event.ts,
                     number: event.number,
                     resumed: false,
@@ -167,7 +167,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == run_id) {
                 run.steers.push(PendingSteer {
                     accepted: event.number,
-                    sent: run.started.is_some().then_some(event.number),
+                    sent: run.execution.is_some().then_some(event.number),
                     text: steer.text.clone(),
                     blob: steer.blob.clone(),
                     mail: steer.mail.clone(),
@@ -278,7 +278,7 @@ fn apply_session_updated(state: &mut SessionState, event: &SessionEvent, change:
         }
     }
     if let Some(result) = &change.child_ended {
-        let active = state.runs.front_mut().and_then(|run| run.started.as_mut());
+        let active = state.runs.front_mut().and_then(|run| run.execution.as_mut());
         if let Some(suspended) = active.and_then(|started| started.suspended.as_mut())
             && suspended.waits_for.remove(&result.session_id)
         {
@@ -302,7 +302,7 @@ fn apply_session_updated(state: &mut SessionState, event: &SessionEvent, change:
 /// The active run, if the event belongs to it.
 fn execution_of_event<'a>(state: &'a mut SessionState, event: &SessionEvent) -> Option<&'a mut RunExecution> {
     let run = state.runs.front_mut().filter(|run| Some(&run.id) == event.run.as_ref())?;
-    run.started.as_mut()
+    run.execution.as_mut()
 }
 
 fn apply_ask_resolved(state: &mut SessionState, id: &AskId, number: EventNumber, resolved: &AskResolved) {
@@ -329,14 +329,14 @@ fn apply_ask_resolved(state: &mut SessionState, id: &AskId, number: EventNumber,
 
 /// The active run, unless it is suspended.
 fn current_turn_mut(state: &mut SessionState) -> Option<&mut RunExecution> {
-    state.runs.front_mut()?.started.as_mut().filter(|started| started.suspended.is_none())
+    state.runs.front_mut()?.execution.as_mut().filter(|started| started.suspended.is_none())
 }
 
 /// Starts or stops the waiting clock. A run waits for a person while any ask is pending, and for child sessions while
 /// it is suspended.
 fn update_waiting_time(state: &mut SessionState, event: &SessionEvent) {
     let is_waiting = state.pending_asks().next().is_some() || state.suspension().is_some();
-    let Some(started) = state.runs.front_mut().and_then(|run| run.started.as_mut()) else { return };
+    let Some(started) = state.runs.front_mut().and_then(|run| run.execution.as_mut()) else { return };
     match (is_waiting, started.waiting_since) {
         (true, None) => started.waiting_since = Some(event.ts),
         (false, Some(since)) => {

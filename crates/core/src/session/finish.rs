@@ -39,9 +39,9 @@ impl SessionStepBuilder<'_> {
     /// Ends a run. If a stop was requested, that decides the finish reason, whatever the agent reported.
     pub(super) fn finish_run_with(&mut self, id: &RunId, ending: RunEnding) {
         let Some(run) = self.run(id) else { return };
-        let never_started = run.started.is_none();
-        let stop = run.started.as_ref().and_then(|started| started.stop);
-        let usage = run.started.as_ref().map(|started| started.usage).unwrap_or_default();
+        let never_started = run.execution.is_none();
+        let stop = run.execution.as_ref().and_then(|started| started.stop);
+        let usage = run.execution.as_ref().map(|started| started.usage).unwrap_or_default();
         let (reason, error) = match stop {
             Some(stop) => (stop.by.finish_reason(), None),
             None => (ending.reason, ending.error),
@@ -77,7 +77,7 @@ impl SessionStepBuilder<'_> {
     /// The result text if it fits into the event. Otherwise its head, and the text to write to a file: the given
     /// text, or `None` for the run's deltas in the journal.
     fn result_text(&self, id: &RunId, reported: Option<String>) -> (String, Option<Option<String>>) {
-        let started = self.run(id).and_then(|run| run.started.as_ref());
+        let started = self.run(id).and_then(|run| run.execution.as_ref());
         let text = match (reported, started) {
             (Some(reported), _) => reported,
             (None, Some(started)) if started.text.len() as u64 != started.text_len => {
@@ -96,8 +96,8 @@ impl SessionStepBuilder<'_> {
     /// Settles the steers that the turn did not take. Each runs next, unless a later cancel included it.
     pub(super) fn requeue_missed_steers(&mut self, id: &RunId, cancelled: bool) {
         let Some(run) = self.run(id) else { return };
-        let stop = run.started.as_ref().and_then(|started| started.stop).map(|stop| stop.number);
-        let never_started = run.started.is_none();
+        let stop = run.execution.as_ref().and_then(|started| started.stop).map(|stop| stop.number);
+        let never_started = run.execution.is_none();
         let open: Vec<EventNumber> = run.steers.iter().map(|steer| steer.accepted).collect();
         for steer in open {
             let was_cancelled = cancelled && (never_started || stop.is_some_and(|stop| steer < stop));

@@ -123,7 +123,8 @@ pub struct UnfinishedRun {
     /// Steers that the turn has neither taken nor missed.
     pub steers: Vec<PendingSteer>,
     /// Set once the run has started.
-    pub started: Option<RunExecution>,
+    #[serde(rename = "started")]
+    pub execution: Option<RunExecution>,
 }
 
 /// The part of a run's state that exists once the run has started.
@@ -294,8 +295,8 @@ impl SessionState {
         match self.runs.front() {
             _ if self.closed => SessionPhase::Closed,
             None => SessionPhase::Idle,
-            Some(UnfinishedRun { started: None, waits_for_slot: true, .. }) => SessionPhase::Queued,
-            Some(UnfinishedRun { started: None, .. }) => SessionPhase::Unstarted,
+            Some(UnfinishedRun { execution: None, waits_for_slot: true, .. }) => SessionPhase::Queued,
+            Some(UnfinishedRun { execution: None, .. }) => SessionPhase::Unstarted,
             Some(_) if self.suspension().is_some() => SessionPhase::Waiting,
             Some(_) if self.pending_asks().next().is_some() => SessionPhase::Waiting,
             Some(_) => SessionPhase::Running,
@@ -305,7 +306,7 @@ impl SessionState {
     /// The run that has started and not ended.
     pub fn active_run(&self) -> Option<(&UnfinishedRun, &RunExecution)> {
         let run = self.runs.front()?;
-        Some((run, run.started.as_ref()?))
+        Some((run, run.execution.as_ref()?))
     }
 
     /// The active run, unless it is suspended. The agent is then in a turn of it.
@@ -362,7 +363,7 @@ impl SessionState {
     /// How many runs at the head of the list are not queued: 1 if a run is active or about to start, otherwise 0.
     pub fn serving_count(&self, halted: bool) -> usize {
         match self.runs.front() {
-            Some(run) => usize::from(run.started.is_some() || !(halted || run.waits_for_slot)),
+            Some(run) => usize::from(run.execution.is_some() || !(halted || run.waits_for_slot)),
             None => 0,
         }
     }

@@ -46,7 +46,7 @@ fn forget_times(state: &mut SessionState) {
     state.crashes.iter_mut().for_each(|at| *at = Millis(0));
     for run in &mut state.runs {
         run.accepted_at = Millis(0);
-        if let Some(started) = &mut run.started {
+        if let Some(started) = &mut run.execution {
             started.started_at = Millis(0);
             started.waited_ms = 0;
             started.waiting_since.iter_mut().for_each(|at| *at = Millis(0));
@@ -69,7 +69,7 @@ fn each_number(state: &mut SessionState, visit: &mut dyn FnMut(&mut EventNumber)
             visit(&mut steer.accepted);
             steer.sent.iter_mut().for_each(&mut *visit);
         }
-        if let Some(started) = &mut run.started {
+        if let Some(started) = &mut run.execution {
             visit(&mut started.number);
             for mark in started.stop.iter_mut().chain(&mut started.kill) {
                 visit(&mut mark.number);

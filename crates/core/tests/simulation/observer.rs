@@ -73,7 +73,7 @@ impl ContractObserver {
         for effect in &step.effects {
             self.effect(effect, step, after, context);
         }
-        let started = after.runs.iter().filter(|run| run.started.is_some()).count();
+        let started = after.runs.iter().filter(|run| run.execution.is_some()).count();
         assert!(started <= 1, "one run of a session is active at a time");
         assert_eq!(
             after.is_busy(),
@@ -170,7 +170,7 @@ impl ContractObserver {
     /// launched, or it was queued with a reason.
     fn check_progress(&self, after: &SessionState, context: &SessionContext, step: &SessionStep) {
         let Some(run) = after.runs.front() else { return };
-        let waits_for_agent = match &run.started {
+        let waits_for_agent = match &run.execution {
             None => true,
             Some(started) => {
                 started.suspended.as_ref().is_some_and(|suspension| suspension.waits_for.is_empty())

@@ -374,7 +374,7 @@ impl SimulatedWorker {
             }
             (WorkerAction::Rested, _) => {
                 self.agent_state = SimulatedAgentState::Resting;
-                AgentUpdate::Rested
+                AgentUpdate::IdleStopped
             }
             (WorkerAction::Ended, _) => {
                 return self.die(AgentExitReason::Stopped);

@@ -43,7 +43,7 @@ enum SessionAgentPhase {
     /// The agent was told to stop, or ends with its turn, and has not reported it yet.
     Stopping,
     /// The idle agent was stopped; its worker still holds processes that turns left running.
-    Resting,
+    IdleStopped,
     /// The worker was told to end the agent and exit, and is killed at `until`.
     Closing { until: Instant },
     /// The agent's last update has arrived.
@@ -60,7 +60,7 @@ impl SessionAgent {
             SessionAgentPhase::Ready { steers } if !self.outdated => {
                 AgentAvailability::Ready { steerable: steers }
             }
-            SessionAgentPhase::Resting => AgentAvailability::WorkerOnly,
+            SessionAgentPhase::IdleStopped => AgentAvailability::WorkerOnly,
             SessionAgentPhase::Ready { .. }
             | SessionAgentPhase::Starting
             | SessionAgentPhase::Stopping
@@ -88,7 +88,8 @@ impl SessionAgent {
 
     /// Whether the agent counts towards the slots: a worker whose agent was stopped does not.
     pub(super) fn is_live(&self) -> bool {
-        self.link.is_some() && !matches!(self.phase, SessionAgentPhase::Resting | SessionAgentPhase::Ended)
+        self.link.is_some()
+            && !matches!(self.phase, SessionAgentPhase::IdleStopped | SessionAgentPhase::Ended)
     }
 
     /// Takes the link to a worker that was just launched.
@@ -105,7 +106,7 @@ impl SessionAgent {
     /// Starts the agent again in the worker whose agent was stopped.
     pub(super) fn start(&mut self, spec: Box<AgentSpec>) {
         if let Some(link) = &self.link
-            && self.phase == SessionAgentPhase::Resting
+            && self.phase == SessionAgentPhase::IdleStopped
         {
             link.start_agent(spec);
             self.phase = SessionAgentPhase::Starting;
@@ -172,7 +173,7 @@ impl SessionAgent {
         ) {
             self.phase = match presence {
                 AgentPresence::Ready { steers } => SessionAgentPhase::Ready { steers },
-                AgentPresence::Resting => SessionAgentPhase::Resting,
+                AgentPresence::ProcessesOnly => SessionAgentPhase::IdleStopped,
                 AgentPresence::Empty | AgentPresence::Starting | AgentPresence::Gone => {
                     SessionAgentPhase::Starting
                 }
@@ -181,9 +182,9 @@ impl SessionAgent {
         std::mem::take(&mut self.is_from_before) || reattached
     }
 
-    pub(super) fn mark_resting(&mut self) {
+    pub(super) fn mark_idle_stopped(&mut self) {
         if self.phase == SessionAgentPhase::Stopping {
-            self.phase = SessionAgentPhase::Resting;
+            self.phase = SessionAgentPhase::IdleStopped;
         }
     }
 
@@ -222,18 +223,18 @@ impl SessionAgent {
     }
 
     /// Stops an outdated agent once no run is active.
-    pub(super) fn rest_if_outdated(&mut self, state: &SessionState) {
+    pub(super) fn stop_if_outdated(&mut self, state: &SessionState) {
         if self.outdated && state.active_run().is_none() && self.is_idle() {
-            self.rest();
+            self.stop_idle();
         }
     }
 
     /// Stops the agent, and keeps the processes that its turns left running.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn stop_idle(&mut self) {
         if let Some(link) = &self.link
             && matches!(self.phase, SessionAgentPhase::Ready { .. } | SessionAgentPhase::Starting)
         {
-            link.rest_agent();
+            link.stop_idle_agent();
             self.phase = SessionAgentPhase::Stopping;
         }
     }

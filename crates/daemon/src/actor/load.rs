@@ -66,7 +66,7 @@ async fn rebuild_state(daemon: &Daemon, session: &SessionAddress) -> Result<Sess
         if page.end {
             return state.ok_or_else(|| ApiError::not_found("session", &session.id));
         }
-        after = page.scanned;
+        after = page.scanned_through;
     }
 }
 
@@ -138,7 +138,7 @@ pub(super) async fn run_text(
         if page.end {
             return Ok(text);
         }
-        after = page.scanned;
+        after = page.scanned_through;
     }
 }
 
@@ -161,7 +161,7 @@ pub(super) async fn load_prompt(
         if page.end {
             return Err(ApiError::not_found("prompt of run", run));
         }
-        after = page.scanned;
+        after = page.scanned_through;
     }
 }
 
@@ -208,7 +208,7 @@ pub(super) async fn resume_transcript(
         if page.end {
             return Ok(Vec::new());
         }
-        after = page.scanned;
+        after = page.scanned_through;
     }
 }
 

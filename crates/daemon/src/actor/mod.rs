@@ -52,7 +52,7 @@ pub(crate) enum ActorMessage {
     /// Conditions have improved (a slot, a lifted halt, a budget): check whether anything can proceed.
     Wake,
     /// Another session needs an agent slot: stop the agent if it is idle.
-    RestIfIdle,
+    StopIfIdle,
     /// End the agent: the workers end together with the daemon.
     EndAgent,
     /// Report the session's activity, once everything before is committed.
@@ -230,8 +230,8 @@ impl SessionActor {
                     self.daemon.workers.kill(&self.session.id);
                     self.agent.extend_kill_deadline();
                 }
-                ActorWakeup::Idle if self.can_rest_agent() => {
-                    self.agent.rest();
+                ActorWakeup::Idle if self.can_stop_idle_agent() => {
+                    self.agent.stop_idle();
                     self.update_slot();
                 }
                 ActorWakeup::Idle => {
@@ -270,7 +270,9 @@ impl SessionActor {
             // A claim on the session's mail may expire much later than the agent's idle timeout.
             (Some(due), _) if !self.rests_agent_before(due) => (due, ActorWakeup::Tick),
             // Processes that earlier turns left running keep a session awake: its worker needs a session attached.
-            _ if self.can_rest_agent() => (self.idle_timeout.unwrap_or(Duration::MAX), ActorWakeup::Idle),
+            _ if self.can_stop_idle_agent() => {
+                (self.idle_timeout.unwrap_or(Duration::MAX), ActorWakeup::Idle)
+            }
             _ if self.is_quiet() && !self.agent.has_worker() => {
                 (self.daemon.idle_timeout.min(SLEEP_AFTER), ActorWakeup::Idle)
             }
@@ -307,7 +309,7 @@ impl SessionActor {
     }
 
     /// Whether the agent is idle, between runs or while its run is suspended, and loses nothing by being stopped.
-    fn can_rest_agent(&self) -> bool {
+    fn can_stop_idle_agent(&self) -> bool {
         let suspended =
             self.state.suspension().is_some() && self.retry_inputs.is_none() && !self.agent.is_changing();
         self.idle_timeout.is_some() && self.agent.is_idle() && (suspended || self.is_quiet())
@@ -315,7 +317,7 @@ impl SessionActor {
 
     /// Whether the idle agent is to be stopped before `due` has passed.
     fn rests_agent_before(&self, due: Duration) -> bool {
-        self.can_rest_agent() && self.idle_timeout.is_some_and(|timeout| timeout < due)
+        self.can_stop_idle_agent() && self.idle_timeout.is_some_and(|timeout| timeout < due)
     }
 
     /// The idle timeout from the agent's manifest and the settings.
@@ -361,7 +363,7 @@ impl SessionActor {
         let slot_use = match self.state.phase() {
             _ if self.preparation.is_some() => SlotUse::Busy,
             _ if !self.agent.is_live() => SlotUse::NotCounted,
-            _ if self.can_rest_agent() => SlotUse::Idle,
+            _ if self.can_stop_idle_agent() => SlotUse::Idle,
             SessionPhase::Waiting => SlotUse::NotCounted,
             _ => SlotUse::Busy,
         };
@@ -392,8 +394,8 @@ impl SessionActor {
                 }
                 ActorMessage::Wake => self.step_machine(&mut batch, SessionInput::Wake),
                 ActorMessage::Probe(reply) => probes.push(reply),
-                ActorMessage::RestIfIdle if self.can_rest_agent() => self.agent.rest(),
-                ActorMessage::RestIfIdle => {}
+                ActorMessage::StopIfIdle if self.can_stop_idle_agent() => self.agent.stop_idle(),
+                ActorMessage::StopIfIdle => {}
                 ActorMessage::EndAgent if self.preparation.is_some() => {
                     self.end_agent(AgentExitReason::Stopped)
                 }
@@ -473,14 +475,14 @@ impl SessionActor {
         let NumberedUpdate { number, update: agent_update } = update;
         match &agent_update {
             AgentUpdate::Ready { steers, .. } => self.agent.mark_ready(*steers),
-            AgentUpdate::Rested => self.agent.mark_resting(),
+            AgentUpdate::IdleStopped => self.agent.mark_idle_stopped(),
             AgentUpdate::Terminal { outcome, .. } if outcome.agent_ends => self.agent.mark_stopping(),
             AgentUpdate::Gone(_) => self.agent.mark_ended(),
             _ => {}
         }
-        let rested = matches!(agent_update, AgentUpdate::Rested);
+        let idle_stopped = matches!(agent_update, AgentUpdate::IdleStopped);
         self.step_machine(batch, SessionInput::LinkMessage(number, agent_update));
-        if rested {
+        if idle_stopped {
             // A prompt may have arrived while the agent was stopping, and waits.
             self.step_machine(batch, SessionInput::Wake);
         }
@@ -520,7 +522,7 @@ impl SessionActor {
                     if self.state.closed { UpdateNumber(u64::MAX) } else { self.state.last_link_number };
                 self.agent.acknowledge(acknowledged);
                 self.release_worker(batch.gone.is_some());
-                self.daemon.stats.count_events(&self.state.settings.agent, batch.event_bodies());
+                self.daemon.metrics.count_events(&self.state.settings.agent, batch.event_bodies());
                 if batch.event_bodies().any(|body| matches!(body, EventBody::SessionClosed(_))) {
                     self.forget_env();
                     crate::maildir::remove_empty_folders(&self.daemon.home, &self.session.id);
@@ -534,7 +536,7 @@ impl SessionActor {
                     self.send_limits().await;
                 }
                 self.prompts.forget_ended(&self.state);
-                self.agent.rest_if_outdated(&self.state);
+                self.agent.stop_if_outdated(&self.state);
                 self.update_slot();
             }
             Err(error) => self.roll_back(batch, error).await,

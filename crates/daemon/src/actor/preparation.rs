@@ -20,7 +20,7 @@ pub(super) type PreparationResult = Result<Vec<String>, RunError>;
 /// A preparation under way. Dropping it stops it.
 pub(super) struct WorktreePreparation {
     worker: WorkerId,
-    fresh: bool,
+    new_worker: bool,
     stop: StopFlag,
     result: oneshot::Receiver<PreparationResult>,
 }
@@ -60,13 +60,13 @@ impl SessionActor {
             // If nobody waits any more, the preparation was stopped.
             let _gone = sender.send(daemon.prepare_worktree(request, stop_flag).await);
         });
-        self.preparation = Some(Box::new(WorktreePreparation { worker, fresh, stop, result }));
+        self.preparation = Some(Box::new(WorktreePreparation { worker, new_worker: fresh, stop, result }));
     }
 
     /// Starts the agent in the prepared worktree, or reports why it cannot start.
     pub(super) async fn finish_preparation(&mut self, result: PreparationResult) {
         let Some(preparation) = self.preparation.take() else { return };
-        let (worker, fresh) = (preparation.worker.clone(), preparation.fresh);
+        let (worker, fresh) = (preparation.worker.clone(), preparation.new_worker);
         match result {
             Err(error) => self.fail_agent(error),
             Ok(notices) => {

@@ -235,14 +235,14 @@ struct OpenStreamGuard(Arc<Daemon>);
 
 impl OpenStreamGuard {
     fn new(daemon: Arc<Daemon>) -> Self {
-        daemon.stats.open_streams.fetch_add(1, Ordering::Relaxed);
+        daemon.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
         Self(daemon)
     }
 }
 
 impl Drop for OpenStreamGuard {
     fn drop(&mut self) {
-        self.0.stats.open_streams.fetch_sub(1, Ordering::Relaxed);
+        self.0.metrics.open_streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

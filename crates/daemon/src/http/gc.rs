@@ -69,8 +69,11 @@ async fn survey_home(daemon: &Daemon, request: GcRequest) -> Result<(GcReport, V
     let before = Millis(now.0.saturating_sub(u64::from(request.older_than_days) * DAY_MS));
     let sizes = daemon.journal.sizes().await.map_err(read_failed)?;
     let closed = daemon.journal.closed_before(before, usize::MAX).await.map_err(read_failed)?;
-    let loose =
-        daemon.journal.loose_blobs(loose_blob_cutoff(now), &closed.sessions).await.map_err(read_failed)?;
+    let loose = daemon
+        .journal
+        .unreferenced_blobs(loose_blob_cutoff(now), &closed.sessions)
+        .await
+        .map_err(read_failed)?;
     let gc = GcReport {
         journal_bytes: sizes.journal + sizes.log,
         blob_bytes: sizes.blobs,
@@ -98,7 +101,7 @@ async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport
     }
     let mut freed = 0;
     for file in
-        daemon.journal.loose_blobs(loose_blob_cutoff(Millis::now()), &[]).await.map_err(read_failed)?
+        daemon.journal.unreferenced_blobs(loose_blob_cutoff(Millis::now()), &[]).await.map_err(read_failed)?
     {
         if daemon.journal.blobs().remove(&file.blob.sha256).await.map_err(blob_failed)? {
             freed += file.blob.size;

@@ -146,7 +146,8 @@ async fn mail_page(
     let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), MailId::parse)?);
     let filter = MailFilter { session, open_only: query.state.is_some_and(MailStatus::is_open) };
     let journal = &daemon.journal;
-    let read = |after: Option<MailId>, size| async move { journal.mails(filter, after.as_ref(), size).await };
+    let read =
+        |after: Option<MailId>, size| async move { journal.list_mail(filter, after.as_ref(), size).await };
     let take = |row: MailRow| {
         let mut mail = mail_view(&row)?;
         mail.message.text.truncate(escaped_head(&mail.message.text, HEAD_MAX).len());

@@ -91,7 +91,7 @@ async fn handle_request(State(daemon): State<Arc<Daemon>>, request: Request, nex
         Ok(()) => run_to_completion(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response),
     };
     let class = usize::from(response.status().as_u16() / 100);
-    if let Some(counter) = daemon.stats.responses.get(class) {
+    if let Some(counter) = daemon.metrics.responses.get(class) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
     response

@@ -314,7 +314,7 @@ async fn list_messages(
                 messages.add_event(stored.number.unwrap_or_default(), stored.run.as_ref(), body);
             }
         }
-        after = page.scanned;
+        after = page.scanned_through;
         if page.end {
             break;
         }
@@ -349,7 +349,7 @@ async fn page_of_events(
     let filter = EventFilter::of(EventTopic::Session(row.key));
     let mut page = daemon.journal.page(&filter, after, limit).await.map_err(read_failed)?;
     while page.events.is_empty() && !page.end {
-        page = daemon.journal.page(&filter, page.scanned, limit).await.map_err(read_failed)?;
+        page = daemon.journal.page(&filter, page.scanned_through, limit).await.map_err(read_failed)?;
     }
     // The events are JSON already, and are concatenated as they are.
     let size: usize = page.events.iter().map(|event| event.frame.len()).sum();

@@ -24,7 +24,7 @@ pub(crate) struct SlotChanges {
     /// Sessions that may start their agent now.
     pub(crate) wake: Vec<SessionId>,
     /// A session whose idle agent is to be stopped.
-    pub(crate) rest: Option<SessionId>,
+    pub(crate) session_to_stop: Option<SessionId>,
 }
 
 /// The slots for agents, and the line of sessions that wait for one.
@@ -119,8 +119,8 @@ impl AgentSlots {
                 .find(|(_, slot_use)| **slot_use == SlotUse::Idle)
                 .map(|(session, _)| session.clone())
         };
-        let rest = if wake.len() < state.waiting.len() { idle() } else { None };
-        SlotChanges { wake, rest }
+        let session_to_stop = if wake.len() < state.waiting.len() { idle() } else { None };
+        SlotChanges { wake, session_to_stop }
     }
 
     /// Whether the session at this position of the line may start its agent. One agent may always live.
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(slots.enqueue(&session(2)), SlotChanges::default());
         assert_eq!(slots.enqueue(&session(3)), SlotChanges::default());
         let changes = slots.set_use(&session(1), SlotUse::NotCounted);
-        assert_eq!(changes, SlotChanges { wake: vec![session(2)], rest: None });
+        assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
         assert!(!slots.may_start(&session(3)) && !slots.may_start(&session(4)));
         assert!(slots.may_start(&session(2)));
         slots.set_use(&session(2), SlotUse::Busy);
@@ -178,11 +178,14 @@ mod tests {
         let slots = AgentSlots::new(2, 0);
         slots.set_use(&session(1), SlotUse::Busy);
         slots.set_use(&session(2), SlotUse::Idle);
-        assert_eq!(slots.enqueue(&session(3)), SlotChanges { wake: vec![], rest: Some(session(2)) });
+        assert_eq!(
+            slots.enqueue(&session(3)),
+            SlotChanges { wake: vec![], session_to_stop: Some(session(2)) }
+        );
         let changes = slots.set_use(&session(2), SlotUse::Busy);
         assert_eq!(changes, SlotChanges::default());
         let changes = slots.set_use(&session(1), SlotUse::Idle);
-        assert_eq!(changes, SlotChanges { wake: vec![], rest: Some(session(1)) });
+        assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
     }
 
     #[test]
@@ -205,8 +208,8 @@ mod tests {
         assert_eq!(slots.enqueue(&session(2)), SlotChanges::default(), "nobody is woken in vain");
         assert_eq!(slots.enqueue(&session(2)), SlotChanges::default());
         let changes = slots.set_use(&session(1), SlotUse::Idle);
-        assert_eq!(changes, SlotChanges { wake: vec![], rest: Some(session(1)) });
+        assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
         let changes = slots.set_use(&session(1), SlotUse::NotCounted);
-        assert_eq!(changes, SlotChanges { wake: vec![session(2)], rest: None });
+        assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
     }
 }

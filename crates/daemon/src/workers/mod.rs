@@ -182,7 +182,7 @@ impl Workers {
                     .iter()
                     .map(|problem| format!("; {}: {}", problem.path.display(), problem.message));
                 format!(
-                    "there is no agent {name}; known are: {}{}",
+                    "unknown agent {name}; known agents: {}{}",
                     names.join(", "),
                     problems.collect::<String>()
                 )
@@ -280,7 +280,7 @@ impl Workers {
             Ok(token) => {
                 spec.env.insert(SESSION_TOKEN_VAR.to_owned(), token);
                 let token_file = self.session_tokens.token_file(&spec.session);
-                spec.tools = Some(Box::new(McpAccess { host: host.clone(), token_file }));
+                spec.mcp = Some(Box::new(McpAccess { host: host.clone(), token_file }));
             }
             Err(error) => {
                 tracing::warn!(session = %spec.session, %error, "an agent starts without the tools of `qd mcp`");

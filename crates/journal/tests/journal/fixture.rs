@@ -154,7 +154,7 @@ pub(crate) async fn all(journal: &Journal, filter: &EventFilter) -> Vec<Arc<Publ
     loop {
         let page = journal.page(filter, after, 100).await.unwrap();
         events.extend(page.events);
-        after = page.scanned;
+        after = page.scanned_through;
         if page.end {
             return events;
         }

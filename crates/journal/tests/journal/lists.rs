@@ -222,7 +222,7 @@ async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
     let rows = vec![RowChange::Session(SessionRow { doc: naming(&hashes[1]), ..session_row(1) })];
     fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     let loose = async |before, without: &[SessionKey]| {
-        let files = fixture.journal.loose_blobs(before, without).await.unwrap();
+        let files = fixture.journal.unreferenced_blobs(before, without).await.unwrap();
         files.into_iter().map(|file| file.blob.sha256).collect::<std::collections::HashSet<_>>()
     };
     let late = Millis(u64::MAX);
@@ -260,7 +260,7 @@ async fn mail_is_listed_in_the_order_of_arrival_and_an_id_is_taken_for_ever() {
         fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     let names = async |filter| {
-        let rows = fixture.journal.mails(filter, None, 100).await.unwrap();
+        let rows = fixture.journal.list_mail(filter, None, 100).await.unwrap();
         rows.iter().map(|row| row.id.to_string()).collect::<Vec<_>>()
     };
     let all = MailFilter::default();

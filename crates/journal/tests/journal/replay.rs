@@ -58,11 +58,11 @@ async fn a_page_says_where_to_go_on_and_when_there_is_no_more() {
         append(&fixture.journal, &scope(1), number).await.unwrap();
     }
     let first = fixture.journal.page(&everything(), Seq(0), 3).await.unwrap();
-    assert_eq!((seqs(&first.events), first.scanned, first.end), (vec![1, 2, 3], Seq(3), false));
-    let rest = fixture.journal.page(&everything(), first.scanned, 3).await.unwrap();
-    assert_eq!((seqs(&rest.events), rest.scanned, rest.end), (vec![4, 5], Seq(5), true));
-    let none = fixture.journal.page(&everything(), rest.scanned, 3).await.unwrap();
-    assert_eq!((none.events.len(), none.scanned, none.end), (0, Seq(5), true));
+    assert_eq!((seqs(&first.events), first.scanned_through, first.end), (vec![1, 2, 3], Seq(3), false));
+    let rest = fixture.journal.page(&everything(), first.scanned_through, 3).await.unwrap();
+    assert_eq!((seqs(&rest.events), rest.scanned_through, rest.end), (vec![4, 5], Seq(5), true));
+    let none = fixture.journal.page(&everything(), rest.scanned_through, 3).await.unwrap();
+    assert_eq!((none.events.len(), none.scanned_through, none.end), (0, Seq(5), true));
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn the_events_of_one_run_are_found_without_reading_what_came_before() {
     let page = read(Some(&b), &["text.delta"], 0, 10).await;
     assert_eq!((numbers(&page.events), page.end), (vec![7, 9], true));
     let page = read(Some(&b), &[], 0, 2).await;
-    assert_eq!((numbers(&page.events), page.scanned, page.end), (vec![6, 7], EventNumber(7), false));
+    assert_eq!((numbers(&page.events), page.scanned_through, page.end), (vec![6, 7], EventNumber(7), false));
     let page = read(Some(&b), &[], 7, 10).await;
     assert_eq!((numbers(&page.events), page.end), (vec![8, 9, 10], true));
     let page = read(None, &["run.accepted"], 0, 10).await;

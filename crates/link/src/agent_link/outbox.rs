@@ -21,7 +21,7 @@ pub(super) struct AgentLinkOutbox {
     /// The agent to start, until it is known to be starting.
     pending_start: Option<Box<AgentSpec>>,
     /// The agent is to be stopped; set until it is.
-    rest_requested: bool,
+    idle_stop_pending: bool,
     /// The agent is to be ended; set until it is.
     close_requested: bool,
     sent: SentOnConnection,
@@ -43,7 +43,7 @@ enum OutboxPhase {
 struct SentOnConnection {
     acked: UpdateNumber,
     start: bool,
-    rest: bool,
+    idle_stop_requested: bool,
     close: bool,
 }
 
@@ -55,7 +55,7 @@ impl AgentLinkOutbox {
             phase: OutboxPhase::Disconnected,
             pending_limits: None,
             pending_start,
-            rest_requested: false,
+            idle_stop_pending: false,
             close_requested: false,
             sent: SentOnConnection::default(),
         }
@@ -77,10 +77,10 @@ impl AgentLinkOutbox {
         self.sent.start = false;
     }
 
-    pub(super) fn request_rest(&mut self) {
+    pub(super) fn request_idle_stop(&mut self) {
         // A request that is still open was sent already; after an answer this is a new request.
-        self.sent.rest &= self.rest_requested;
-        self.rest_requested = true;
+        self.sent.idle_stop_requested &= self.idle_stop_pending;
+        self.idle_stop_pending = true;
     }
 
     pub(super) fn request_close(&mut self) {
@@ -97,14 +97,14 @@ impl AgentLinkOutbox {
         self.sent = SentOnConnection { acked, ..SentOnConnection::default() };
         match presence {
             // While a stop is outstanding, the agent that is there is the old one and not the one to start.
-            AgentPresence::Starting | AgentPresence::Ready { .. } if !self.rest_requested => {
+            AgentPresence::Starting | AgentPresence::Ready { .. } if !self.idle_stop_pending => {
                 self.pending_start = None
             }
             AgentPresence::Gone => self.pending_start = None,
             AgentPresence::Empty
             | AgentPresence::Starting
             | AgentPresence::Ready { .. }
-            | AgentPresence::Resting => {}
+            | AgentPresence::ProcessesOnly => {}
         }
     }
 
@@ -134,11 +134,11 @@ impl AgentLinkOutbox {
     /// Clears the requests that this update answers.
     pub(super) fn on_update(&mut self, update: &AgentUpdate) {
         match update {
-            AgentUpdate::Ready { .. } if !self.rest_requested => self.pending_start = None,
-            AgentUpdate::Rested => self.rest_requested = false,
+            AgentUpdate::Ready { .. } if !self.idle_stop_pending => self.pending_start = None,
+            AgentUpdate::IdleStopped => self.idle_stop_pending = false,
             AgentUpdate::Gone(_) => {
                 self.pending_start = None;
-                self.rest_requested = false;
+                self.idle_stop_pending = false;
                 self.close_requested = false;
             }
             _ => {}
@@ -154,13 +154,16 @@ impl AgentLinkOutbox {
         if self.close_requested && !std::mem::replace(&mut self.sent.close, true) {
             return Some(DaemonLinkFrame::Close);
         }
-        if self.rest_requested && !self.close_requested && !std::mem::replace(&mut self.sent.rest, true) {
-            return Some(DaemonLinkFrame::Rest);
+        if self.idle_stop_pending
+            && !self.close_requested
+            && !std::mem::replace(&mut self.sent.idle_stop_requested, true)
+        {
+            return Some(DaemonLinkFrame::StopIdleAgent);
         }
         // The new agent is not started before the old one has stopped: a worker could not tell a repeated stop request
         // from a stop of the new agent.
         if let Some(spec) = &self.pending_start
-            && !self.rest_requested
+            && !self.idle_stop_pending
             && !self.close_requested
             && !std::mem::replace(&mut self.sent.start, true)
         {
@@ -212,11 +215,11 @@ mod tests {
         let mut outbox = AgentLinkOutbox::new(None);
         connect(&mut outbox, READY);
         for _ in 0..3 {
-            outbox.request_rest();
-            assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Rest]));
-            outbox.request_rest();
+            outbox.request_idle_stop();
+            assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::StopIdleAgent]));
+            outbox.request_idle_stop();
             assert!(drain_frames(&mut outbox).is_empty(), "the request was already sent");
-            outbox.on_update(&AgentUpdate::Rested);
+            outbox.on_update(&AgentUpdate::IdleStopped);
             outbox.request_start(spec());
             assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Start(_)]));
             outbox.on_update(&AgentUpdate::Ready { agent_session_id: None, steers: true });
@@ -257,17 +260,17 @@ mod tests {
     fn a_rest_is_said_on_every_connection_until_the_agent_rests_and_a_start_waits_for_it() {
         let mut outbox = AgentLinkOutbox::new(None);
         connect(&mut outbox, READY);
-        outbox.request_rest();
+        outbox.request_idle_stop();
         outbox.request_start(spec());
-        assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Rest]);
+        assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::StopIdleAgent]);
         assert_eq!(drain_frames(&mut outbox), []);
         outbox.on_disconnected();
         connect(&mut outbox, READY);
-        assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Rest]);
-        outbox.on_update(&AgentUpdate::Rested);
+        assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::StopIdleAgent]);
+        outbox.on_update(&AgentUpdate::IdleStopped);
         assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Start(spec())]);
         outbox.on_disconnected();
-        connect(&mut outbox, AgentPresence::Resting);
+        connect(&mut outbox, AgentPresence::ProcessesOnly);
         assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Start(spec())]);
         outbox.on_disconnected();
         connect(&mut outbox, AgentPresence::Starting);
@@ -277,7 +280,7 @@ mod tests {
     #[test]
     fn an_end_is_said_on_every_connection_until_it_has_come_and_nothing_is_wanted_beside_it() {
         let mut outbox = AgentLinkOutbox::new(Some(spec()));
-        outbox.request_rest();
+        outbox.request_idle_stop();
         outbox.request_close();
         for _ in 0..2 {
             connect(&mut outbox, AgentPresence::Empty);

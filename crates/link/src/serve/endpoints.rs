@@ -120,7 +120,7 @@ async fn run_endpoint<E: Executor>(endpoint: &WorkerEndpoint, executor: Arc<E>) 
         match request {
             LifecycleRequest::Start(_) => start(),
             // An executor leaves nothing running that would have to be kept, so stopping it is the same as closing it.
-            LifecycleRequest::Rest | LifecycleRequest::Close => break,
+            LifecycleRequest::StopIdleAgent | LifecycleRequest::Close => break,
         }
     }
     endpoint.remove_agent().await;

@@ -103,7 +103,7 @@ impl<'a> DaemonAttachment<'a> {
             Ok(DaemonLinkFrame::Command(command)) => self.shared.push_command(command),
             Ok(DaemonLinkFrame::Limits { run, limits }) => self.shared.set_turn_limits(run, limits),
             Ok(DaemonLinkFrame::Start(spec)) => self.shared.push_request(LifecycleRequest::Start(spec)),
-            Ok(DaemonLinkFrame::Rest) => self.shared.push_request(LifecycleRequest::Rest),
+            Ok(DaemonLinkFrame::StopIdleAgent) => self.shared.push_request(LifecycleRequest::StopIdleAgent),
             Ok(DaemonLinkFrame::Close) => self.shared.push_request(LifecycleRequest::Close),
             Ok(DaemonLinkFrame::Hello(_) | DaemonLinkFrame::Proof(_)) => {}
             Err(error) => tracing::debug!(%error, "ignoring a frame that cannot be read"),

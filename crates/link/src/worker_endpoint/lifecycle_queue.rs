@@ -16,7 +16,7 @@ pub enum LifecycleRequest {
     /// Start an agent after the last one was stopped.
     Start(Box<AgentSpec>),
     /// Stop the idle agent; what its turns left running stays.
-    Rest,
+    StopIdleAgent,
     /// End the agent and everything it started.
     Close,
 }
@@ -33,7 +33,7 @@ pub(super) struct LifecycleQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LifecycleTarget {
     Running,
-    Resting,
+    StoppingIdleAgent,
     Closed,
 }
 
@@ -46,9 +46,9 @@ impl LifecycleQueue {
     /// Queues a request, unless it is a repeat. Returns true if it was queued.
     pub(super) fn push(&mut self, request: LifecycleRequest) -> bool {
         let target = match (self.target, &request) {
-            (LifecycleTarget::Resting, LifecycleRequest::Start(_)) => LifecycleTarget::Running,
-            (LifecycleTarget::Running, LifecycleRequest::Rest) => LifecycleTarget::Resting,
-            (LifecycleTarget::Running | LifecycleTarget::Resting, LifecycleRequest::Close) => {
+            (LifecycleTarget::StoppingIdleAgent, LifecycleRequest::Start(_)) => LifecycleTarget::Running,
+            (LifecycleTarget::Running, LifecycleRequest::StopIdleAgent) => LifecycleTarget::StoppingIdleAgent,
+            (LifecycleTarget::Running | LifecycleTarget::StoppingIdleAgent, LifecycleRequest::Close) => {
                 LifecycleTarget::Closed
             }
             _ => return false,
@@ -79,7 +79,7 @@ impl LifecycleQueue {
     /// The agent was stopped, by request of the daemon or by the worker itself.
     pub(super) fn on_agent_rested(&mut self) {
         if self.target == LifecycleTarget::Running && !self.awaits_agent {
-            self.target = LifecycleTarget::Resting;
+            self.target = LifecycleTarget::StoppingIdleAgent;
         }
     }
 }
@@ -104,10 +104,10 @@ mod tests {
         let mut requests = LifecycleQueue::new();
         assert!(!requests.push(start()), "the agent is coming already");
         requests.on_agent_set();
-        assert!(requests.push(LifecycleRequest::Rest));
-        assert!(!requests.push(LifecycleRequest::Rest));
+        assert!(requests.push(LifecycleRequest::StopIdleAgent));
+        assert!(!requests.push(LifecycleRequest::StopIdleAgent));
         requests.on_agent_rested();
-        assert!(!requests.push(LifecycleRequest::Rest));
+        assert!(!requests.push(LifecycleRequest::StopIdleAgent));
         assert!(requests.push(start()) && requests.awaits_agent());
         assert!(!requests.push(start()));
         requests.on_agent_set();
@@ -115,18 +115,18 @@ mod tests {
         assert!(requests.push(LifecycleRequest::Close));
         assert!(
             !requests.push(LifecycleRequest::Close)
-                && !requests.push(LifecycleRequest::Rest)
+                && !requests.push(LifecycleRequest::StopIdleAgent)
                 && !requests.push(start())
         );
         let order: Vec<_> = std::iter::from_fn(|| requests.pop()).collect();
-        assert_eq!(order, [LifecycleRequest::Rest, start(), LifecycleRequest::Close]);
+        assert_eq!(order, [LifecycleRequest::StopIdleAgent, start(), LifecycleRequest::Close]);
     }
 
     #[test]
     fn an_agent_that_is_requested_while_the_last_one_stops_is_not_forgotten() {
         let mut requests = LifecycleQueue::new();
         requests.on_agent_set();
-        assert!(requests.push(LifecycleRequest::Rest) && requests.push(start()));
+        assert!(requests.push(LifecycleRequest::StopIdleAgent) && requests.push(start()));
         requests.on_agent_rested();
         assert!(requests.awaits_agent());
         assert!(!requests.push(start()), "the one that is on its way is enough");
@@ -145,7 +145,7 @@ mod tests {
         let mut requests = LifecycleQueue::new();
         requests.on_agent_set();
         for _ in 0..100 {
-            requests.push(LifecycleRequest::Rest);
+            requests.push(LifecycleRequest::StopIdleAgent);
             requests.push(start());
         }
         assert!(requests.push(LifecycleRequest::Close));

@@ -234,7 +234,7 @@ async fn usage_before_the_daemon_went_away_counts() {
 #[tokio::test(start_paused = true)]
 async fn a_stopped_idle_agent_reports_nothing_and_waits_to_be_dropped() {
     let mut agent = AgentHarness::ready().await;
-    agent.control.request_rest(Duration::from_secs(1)).await;
+    agent.control.request_idle_stop(Duration::from_secs(1)).await;
     agent.prompt("a", "too late");
     let silence = tokio::time::timeout(Duration::from_secs(3600), agent.link_end.next_event()).await;
     assert!(silence.is_err(), "{silence:?}");

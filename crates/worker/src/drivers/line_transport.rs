@@ -57,7 +57,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LineTransport<R, W> {
     }
 
     /// Closes the agent's stdin, and returns its stdout so that the caller can drain it.
-    pub(crate) fn hang_up(self) -> R {
+    pub(crate) fn close_stdin(self) -> R {
         self.reader.source
     }
 }

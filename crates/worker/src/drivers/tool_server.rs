@@ -30,7 +30,7 @@ pub(crate) struct ToolServer {
 impl ToolServer {
     /// The server for this agent, if its specification asks for one.
     pub(crate) fn from_spec(spec: &AgentSpec) -> Option<Self> {
-        let McpAccess { host, token_file } = spec.tools.as_deref()?;
+        let McpAccess { host, token_file } = spec.mcp.as_deref()?;
         let token = format!("{TOKEN_FILE_PREFIX}{}", token_file.display());
         let env =
             BTreeMap::from([(HOST_VAR.to_owned(), host.clone()), (SESSION_TOKEN_VAR.to_owned(), token)]);
@@ -56,7 +56,7 @@ mod tests {
     fn an_agent_has_the_server_that_its_specification_gives_it() {
         let mut spec = AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), "x", "/");
         assert_eq!(ToolServer::from_spec(&spec), None);
-        spec.tools =
+        spec.mcp =
             Some(Box::new(McpAccess { host: "unix:/h".to_owned(), token_file: PathBuf::from("/s/t") }));
         spec.env.insert(SESSION_TOKEN_VAR.to_owned(), "secret".to_owned());
         let server = ToolServer::from_spec(&spec).unwrap();

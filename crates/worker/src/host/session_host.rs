@@ -29,7 +29,7 @@ use crate::redact::{Redactor, SecretMatcher};
 use crate::terminal_window::TerminalWindow;
 
 /// How long an idle agent has to exit by itself when it is stopped.
-const REST_GRACE: Duration = Duration::from_secs(2);
+const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);
 /// How long the agent's processes have to exit by themselves when the session is over.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// How long an attached daemon has to acknowledge the last updates of a worker that exits.
@@ -205,7 +205,7 @@ impl SessionHost {
         };
         match (request, presence) {
             (LifecycleRequest::Close, _) => Err(SessionHostExit::Stopped),
-            (LifecycleRequest::Start(spec), v1::AgentPresence::Resting) => {
+            (LifecycleRequest::Start(spec), v1::AgentPresence::ProcessesOnly) => {
                 // The working directory stays: a session's directory never changes, and on another machine it has
                 // a different path than the daemon knows. The manifest stays as well, because each machine decides
                 // for itself which program it starts.
@@ -219,29 +219,28 @@ impl SessionHost {
                 }
                 Ok(())
             }
-            (LifecycleRequest::Rest, v1::AgentPresence::Starting | v1::AgentPresence::Ready { .. })
-                if !in_turn =>
-            {
-                self.rest_agent().await
-            }
+            (
+                LifecycleRequest::StopIdleAgent,
+                v1::AgentPresence::Starting | v1::AgentPresence::Ready { .. },
+            ) if !in_turn => self.stop_idle_agent().await,
             // The request was repeated after a reconnect and has already been carried out.
-            (LifecycleRequest::Start(_) | LifecycleRequest::Rest, _) => Ok(()),
+            (LifecycleRequest::Start(_) | LifecycleRequest::StopIdleAgent, _) => Ok(()),
         }
     }
 
     /// Stops an idle agent. If earlier turns left processes running on purpose, the session stays to hold them;
     /// otherwise it ends.
-    async fn rest_agent(&mut self) -> Result<(), SessionHostExit> {
-        self.control.request_rest(REST_GRACE).await;
+    async fn stop_idle_agent(&mut self) -> Result<(), SessionHostExit> {
+        self.control.request_idle_stop(IDLE_STOP_GRACE).await;
         self.endpoint.remove_agent().await;
         let processes_left = match &self.agent_processes {
-            Some(processes) => processes.sweep_agent(REST_GRACE).await?,
+            Some(processes) => processes.sweep_agent(IDLE_STOP_GRACE).await?,
             None => false,
         };
         if !processes_left {
             return Err(SessionHostExit::Stopped);
         }
-        self.endpoint.send(AgentUpdate::Rested).await;
+        self.endpoint.send(AgentUpdate::IdleStopped).await;
         Ok(())
     }
 

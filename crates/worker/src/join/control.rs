@@ -107,7 +107,7 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
         JoinHello {
             versions: ProtocolVersions::SUPPORTED,
             software: SOFTWARE_VERSION.to_owned(),
-            host: self.host_name.clone(),
+            process_id: self.host_name.clone(),
             name: self.options.name.clone(),
             labels: self.options.labels.clone(),
             agents: self.options.offers.iter().map(|offer| offer.agent.clone()).collect(),

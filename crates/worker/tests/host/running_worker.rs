@@ -84,7 +84,7 @@ async fn an_idle_agent_rests_and_leaves_nothing_if_its_turns_left_nothing() {
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     daemon.prompt("a", r#"[{"say":"x"}]"#);
     daemon.wait_for_end("a").await;
-    daemon.link.rest_agent();
+    daemon.link.stop_idle_agent();
     assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
     assert!(worker.wait_for_exit().await.success());
     assert_eq!(std::fs::read_dir(worker.home.path()).unwrap().count(), 0);
@@ -97,8 +97,8 @@ async fn what_a_turn_left_on_purpose_outlives_the_agents_rest_and_dies_with_the_
     daemon.prompt("a", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
     let text = daemon.wait_for_end("a").await.text;
     let leftover: u32 = text.trim().strip_prefix("pid ").unwrap().parse().unwrap();
-    daemon.link.rest_agent();
-    daemon.wait_for(|update| *update == AgentUpdate::Rested).await;
+    daemon.link.stop_idle_agent();
+    daemon.wait_for(|update| *update == AgentUpdate::IdleStopped).await;
     let alive: Vec<u32> = procfs::find_marked(&spec.mark).into_iter().map(|process| process.pid).collect();
     assert_eq!(alive, [leftover]);
 
@@ -131,7 +131,7 @@ async fn what_an_earlier_turn_left_outlives_a_killed_turn_a_crash_and_an_agent_t
     let outcome = daemon.wait_for_end("killed").await.outcome;
     assert_eq!((outcome.stop, outcome.agent_ends), (TurnStopReason::Cancelled, true));
     assert_eq!((outcome.processes.killed, outcome.processes.survivors), (1, 0), "what the turn started");
-    daemon.wait_for(|update| *update == AgentUpdate::Rested).await;
+    daemon.wait_for(|update| *update == AgentUpdate::IdleStopped).await;
     assert_eq!(alive(), [leftover]);
 
     daemon.link.start_agent(Box::new(spec.clone()));
@@ -140,7 +140,7 @@ async fn what_an_earlier_turn_left_outlives_a_killed_turn_a_crash_and_an_agent_t
     let outcome = daemon.wait_for_end("crashes").await.outcome;
     assert_eq!((outcome.stop, outcome.processes.killed), (TurnStopReason::Error, 1));
     assert_eq!(outcome.error.unwrap().exit_status, Some(3));
-    daemon.wait_for(|update| *update == AgentUpdate::Rested).await;
+    daemon.wait_for(|update| *update == AgentUpdate::IdleStopped).await;
     assert_eq!(alive(), [leftover]);
 
     daemon.link.start_agent(Box::new(spec.clone()));

@@ -124,7 +124,7 @@ impl JoinedWorkers {
         token: TokenId,
     ) -> Result<JoinedConnection, HelloRefusal> {
         check_hello(&hello)?;
-        let host = hello.host.clone();
+        let host = hello.process_id.clone();
         let assigned_here = |worker: &SessionWorker| {
             let holder = fs::read_to_string(holder_file(&self.dir, &worker.worker)).unwrap_or_default();
             holder.strip_prefix(JOINED_PREFIX) == Some(&host)
@@ -239,7 +239,7 @@ async fn with_timeout(step: impl Future<Output = Result<(), SocketError>>) -> Re
 }
 
 fn check_hello(hello: &JoinHello) -> Result<(), HelloRefusal> {
-    let JoinHello { versions, software, host, name, labels, agents, workers } = hello;
+    let JoinHello { versions, software, process_id: host, name, labels, agents, workers } = hello;
     if ProtocolVersions::SUPPORTED.newest_common(*versions).is_none() {
         let message = format!(
             "this daemon ({}) and the worker ({software}) have no protocol version in common; upgrade the older one",

@@ -63,7 +63,7 @@ fn hello(host: &str, labels: &[&str], workers: Vec<SessionWorker>) -> JoinHello 
     JoinHello {
         versions: ProtocolVersions::SUPPORTED,
         software: "test".to_owned(),
-        host: host.to_owned(),
+        process_id: host.to_owned(),
         name: "box".to_owned(),
         labels: labels.iter().map(|&label| label.to_owned()).collect(),
         agents: vec![agent],
@@ -237,7 +237,7 @@ fn a_hello_that_makes_no_sense_is_refused_with_its_reason() {
         refused(&|hello| hello.versions = ProtocolVersions { min: 99, max: 99 }),
         Some("unsupported_version")
     );
-    assert_eq!(refused(&|hello| hello.host = "../x".to_owned()), Some("invalid_value"));
+    assert_eq!(refused(&|hello| hello.process_id = "../x".to_owned()), Some("invalid_value"));
     assert_eq!(refused(&|hello| hello.name = "a\nb".to_owned()), Some("invalid_value"));
     assert_eq!(refused(&|hello| hello.labels.push("a b".to_owned())), Some("invalid_value"));
     assert_eq!(refused(&|_| {}), None);

@@ -66,12 +66,12 @@ pub(super) struct A2aOpenTask {
     pub(super) client: Arc<A2aClient>,
     /// The task's id, once it is known.
     pub(super) id: Option<String>,
-    pub(super) over: bool,
+    pub(super) is_over: bool,
 }
 
 impl Drop for A2aOpenTask {
     fn drop(&mut self) {
-        let Some(id) = self.id.take().filter(|_| !self.over) else { return };
+        let Some(id) = self.id.take().filter(|_| !self.is_over) else { return };
         let client = Arc::clone(&self.client);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             // The spawned task ends by its own time limit or with the process.

@@ -96,13 +96,13 @@ pub(super) struct A2aHttpRequest<'a> {
 
 /// An HTTP client for remote agents.
 pub(super) struct A2aHttpClient {
-    dialler: RemoteAgentDialer,
+    dialer: RemoteAgentDialer,
 }
 
 impl A2aHttpClient {
     /// A client that trusts the certificates in this file, or the system's if there is none.
     pub(super) fn new(roots: Option<PathBuf>) -> Self {
-        Self { dialler: RemoteAgentDialer::new(roots) }
+        Self { dialer: RemoteAgentDialer::new(roots) }
     }
 
     /// Sends a request, follows redirects on the same server, and waits for the head of the response. Any status but
@@ -143,7 +143,7 @@ impl A2aHttpClient {
         let broken = |cause: hyper::Error| A2aHttpError::Broken(address.to_string(), error_chain(&cause));
         let http_request = build_request(address, request)?;
         let stream =
-            self.dialler.dial(address.dial_host(), address.port, address.tls).await.map_err(unreachable)?;
+            self.dialer.dial(address.dial_host(), address.port, address.tls).await.map_err(unreachable)?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         // The error is dropped here: the caller that waits for the response gets it, too.
         let connection_task = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));

@@ -90,7 +90,7 @@ impl<'t> A2aTurn<'t> {
     pub(super) fn new(turn: &'t DriverTurn<'t>, client: Arc<A2aClient>, context: Option<String>) -> Self {
         Self {
             turn,
-            task: A2aOpenTask { client: Arc::clone(&client), id: None, over: false },
+            task: A2aOpenTask { client: Arc::clone(&client), id: None, is_over: false },
             client,
             context,
             emitted: A2aEmittedOutput::default(),
@@ -202,7 +202,7 @@ impl<'t> A2aTurn<'t> {
             }
             Err(_) if self.refuses_cancel => self.abandon_task(),
             Err(error) if is_refused_with(&error, &[error_code::TASK_NOT_FOUND]) => {
-                self.task.over = true;
+                self.task.is_over = true;
                 self.fail_turn(&error);
             }
             // The stream will show what is wrong.
@@ -262,7 +262,7 @@ impl<'t> A2aTurn<'t> {
             A2aEvent::Message(message) => {
                 self.record_task_ref(&message.task_ref);
                 self.queued_updates.extend(self.emitted.final_updates(Some(&message)));
-                self.task.over = true;
+                self.task.is_over = true;
                 self.end_turn(TurnOutcome::of(TurnStopReason::EndTurn));
             }
             A2aEvent::Task(task) => {
@@ -305,7 +305,7 @@ impl<'t> A2aTurn<'t> {
             let message = text.map_or_else(|| format!("{what} and did not say why"), str::to_owned);
             TurnOutcome::failed(RunError::new("agent_error", message))
         };
-        self.task.over = state.is_over();
+        self.task.is_over = state.is_over();
         match state {
             A2aTaskState::Working => {
                 self.last_question = None;
@@ -388,7 +388,7 @@ impl<'t> A2aTurn<'t> {
         if let Some(outcome) = self.outcome_after_cancel.take() {
             // The agent was asked, and no more can be done. If it could not be reached, dropping the task asks once
             // more.
-            self.task.over = !matches!(&result, Err(error) if error.is_retryable());
+            self.task.is_over = !matches!(&result, Err(error) if error.is_retryable());
             return self.end_turn(outcome);
         }
         match result {
@@ -396,7 +396,7 @@ impl<'t> A2aTurn<'t> {
             // Its new output is not emitted from here, because the stream may still bring it.
             Ok(_) => self.request_cancel(CANCEL_INTERVAL, None),
             Err(error) if is_refused_with(&error, &[error_code::TASK_NOT_FOUND]) => {
-                self.task.over = true;
+                self.task.is_over = true;
                 self.end_turn(TurnOutcome::cancelled());
             }
             Err(error) if is_refused_with(&error, &CANCEL_REFUSED) => {
@@ -412,7 +412,7 @@ impl<'t> A2aTurn<'t> {
         let task = self.task.id.clone().unwrap_or_default();
         let text = format!("the remote agent will not stop its task {task}, which may still be running");
         self.queued_updates.push(TurnUpdate::Notice { text });
-        self.task.over = true;
+        self.task.is_over = true;
         self.end_turn(TurnOutcome::cancelled());
     }
 
@@ -423,7 +423,7 @@ impl<'t> A2aTurn<'t> {
         }
         if task_ref.task.is_some() && task_ref.task != self.task.id {
             self.task.id.clone_from(&task_ref.task);
-            self.task.over = false;
+            self.task.is_over = false;
             if self.cancelled {
                 self.request_cancel(Duration::ZERO, None);
             }
@@ -504,7 +504,7 @@ impl<'t> A2aTurn<'t> {
     /// Fails the turn and cancels the task, which may still be running.
     fn fail_turn(&mut self, error: &A2aHttpError) {
         if self.cancelled {
-            if self.task.id.is_none() || self.task.over {
+            if self.task.id.is_none() || self.task.is_over {
                 return self.end_turn(TurnOutcome::cancelled());
             }
             // A cancel is pending, and its result ends the turn.
@@ -526,7 +526,7 @@ impl<'t> A2aTurn<'t> {
         self.poll = None;
         self.open_ask = None;
         self.queued_ask = None;
-        if self.task.id.is_none() || self.task.over {
+        if self.task.id.is_none() || self.task.is_over {
             return self.end_turn(outcome);
         }
         self.outcome_after_cancel = Some(outcome);

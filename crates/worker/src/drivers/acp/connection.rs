@@ -60,7 +60,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConnection<R, W> {
 
     /// Closes the agent's stdin and returns its stdout, which the caller drains.
     pub(super) fn hang_up(self) -> R {
-        self.lines.hang_up()
+        self.lines.close_stdin()
     }
 }
 

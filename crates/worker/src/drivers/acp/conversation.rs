@@ -236,7 +236,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         }
         let text = format!("{tool} was refused: {reason}");
         match self.steer_method().clone() {
-            SteerMethod::Request(method) if self.decoder.profile().on_tool_refused == RefusalRule::GoesOn => {
+            SteerMethod::Request(method)
+                if self.decoder.profile().on_tool_refused == RefusalRule::Continues =>
+            {
                 // The response does not matter.
                 let _id = self.connection.request_by_name(&method, self.text_prompt_params(&text));
             }

@@ -77,7 +77,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
 
     /// Closes the agent's stdin and returns its stdout.
     pub(super) fn hang_up(self) -> R {
-        self.lines.hang_up()
+        self.lines.close_stdin()
     }
 
     /// Runs one turn, from the prompt to the agent's last result. Returns `None` if the agent has exited.

@@ -97,8 +97,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConnection<R, W> {
     }
 
     /// Closes the server's stdin and returns its stdout, which the caller drains.
-    pub(super) fn hang_up(self) -> R {
-        self.lines.hang_up()
+    pub(super) fn close_stdin(self) -> R {
+        self.lines.close_stdin()
     }
 }
 

@@ -71,8 +71,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
     }
 
     /// Closes the server's stdin and returns its stdout.
-    pub(super) fn hang_up(self) -> R {
-        self.connection.hang_up()
+    pub(super) fn close_stdin(self) -> R {
+        self.connection.close_stdin()
     }
 
     /// Runs one turn, from the prompt to its end. Returns `None` if the agent has exited.

@@ -280,7 +280,7 @@ impl CodexEventDecoder {
                 updates.extend(self.message_piece(&item.id, text.to_owned()));
             }
             self.last_message = Some(text.to_owned());
-        } else if let Some(text) = item.thought() {
+        } else if let Some(text) = item.reasoning_text() {
             if self.emitted_items.insert(item.id.clone()) {
                 updates.push(TurnUpdate::Thought { text });
             }

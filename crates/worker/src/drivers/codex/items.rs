@@ -75,7 +75,7 @@ impl CodexItem {
     }
 
     /// The text of a thought: its summary, or the whole if there is none.
-    pub(super) fn thought(&self) -> Option<String> {
+    pub(super) fn reasoning_text(&self) -> Option<String> {
         if self.kind != "reasoning" {
             return None;
         }
@@ -262,8 +262,8 @@ mod tests {
         assert_eq!(name(agent).as_deref(), Some("Agent"));
         assert_eq!(name(json!({"id": "c", "type": "sleep", "durationMs": 3})), None);
         let thought = json!({"id": "r", "type": "reasoning", "summary": ["a", "b"], "content": []});
-        assert_eq!(item(thought).thought().as_deref(), Some("a\n\nb"));
+        assert_eq!(item(thought).reasoning_text().as_deref(), Some("a\n\nb"));
         let raw = json!({"id": "r", "type": "reasoning", "summary": [], "content": ["c"]});
-        assert_eq!(item(raw).thought().as_deref(), Some("c"));
+        assert_eq!(item(raw).reasoning_text().as_deref(), Some("c"));
     }
 }

@@ -120,7 +120,7 @@ impl CodexAgent {
     /// Asks the agent to exit by closing its stdin, and waits a little. The keeper ends it if it does not.
     pub(crate) async fn stop(self) {
         let Self { process, conversation, _keeper } = self;
-        process.drain_and_wait(conversation.hang_up()).await;
+        process.drain_and_wait(conversation.close_stdin()).await;
     }
 }
 
