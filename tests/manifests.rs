@@ -51,7 +51,7 @@ async fn what_describes_nobody_is_refused_with_what_to_do() {
     let unknown = message(try_agent("nobody").await, 400, "unknown_agent");
     assert!(unknown.contains("claude") && unknown.contains("echo"), "{unknown}");
     let empty = message(try_agent("acp:").await, 400, "unknown_agent");
-    assert!(empty.contains("behind the colon"), "{empty}");
+    assert!(empty.contains("after the colon"), "{empty}");
     let quote = message(try_agent("exec:a 'b").await, 400, "unknown_agent");
     assert!(quote.contains("quote"), "{quote}");
     let absent = message(try_agent("acp:there-is-no-such-program").await, 409, "agent_unavailable");

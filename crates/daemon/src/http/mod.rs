@@ -154,7 +154,7 @@ mod tests {
         assert!(
             committed == served,
             "docs/openapi.json differs from what the handlers describe; if that is intended, run \
-             `QD_UPDATE=1 cargo nextest run -p qd-daemon openapi` and commit the file"
+             `QD_UPDATE=1 cargo nextest run --cargo-profile suites -p qd-daemon openapi` and commit the file"
         );
     }
 
