@@ -186,8 +186,9 @@ def drawing(about, drawn, height):
 
 
 def with_poster(shots):
-    """Begins an animation with its fullest shot, which is also what a viewer shows that does not animate."""
-    poster = max((lines for _, lines in shots[:-1]), key=lambda lines: len("".join(lines)))
+    """Begins an animation with its busiest shot, which is also what a viewer shows that does not animate."""
+    busiest = lambda lines: ("".join(lines).count("works"), len("".join(lines)))
+    poster = max((lines for _, lines in shots[:-1]), key=busiest)
     return [(0, poster), *((begins + POSTER, lines) for begins, lines in shots)]
 
 

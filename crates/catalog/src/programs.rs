@@ -18,7 +18,7 @@ pub const SELF_PROGRAM: &str = "{qd}";
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// How much output is read for the version, in bytes.
 const VERSION_OUTPUT_MAX: u64 = 64 << 10;
-/// How often the output is polled.
+/// The pause between two polls of the output.
 const VERSION_POLL: Duration = Duration::from_millis(10);
 /// Where programs are searched if there is no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";

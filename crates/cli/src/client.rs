@@ -28,7 +28,7 @@ use crate::failure::{CliFailure, DaemonRefusal, Result, format_error_chain};
 use connection::DaemonHttpConnection;
 use host::DaemonHost;
 
-/// How often a request is sent when its connection breaks. Every request is safe to repeat: a POST carries an
+/// How many times a request is sent when its connection breaks. Every request is safe to repeat: a POST carries an
 /// `Idempotency-Key`.
 const MAX_ATTEMPTS: u32 = 5;
 /// Delay before the second attempt; doubled before each further one.

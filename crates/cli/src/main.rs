@@ -1,6 +1,6 @@
 //! `qd`: the command line of Quarterdeck. It parses the arguments, runs the verb and turns the result into an exit
-//! code. Verbs talk to the daemon over HTTP only; `serve`, `config` and `doctor --rebuild` alone use its crate. The
-//! daemon re-executes the same binary for its workers.
+//! code. Verbs talk to the daemon over HTTP only. Of the daemon's crate they use `DaemonHome` and `DaemonConfig`; only
+//! `serve` runs it. The daemon re-executes the same binary for its workers.
 
 mod args;
 mod client;

@@ -55,7 +55,7 @@ pub struct MailDoc {
     /// When the claim expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_expires_at: Option<Millis>,
-    /// How often it was returned to the mailbox.
+    /// How many times it was returned to the mailbox.
     pub returns: u32,
     /// Why it was returned or quarantined.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -29,7 +29,7 @@ use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
 use crate::workers::{AgentSlots, SlotChanges, Workers};
 use crate::workspaces::WorkspaceRegistry;
 
-/// How often the supervisor runs.
+/// The pause between two runs of the supervisor.
 const SUPERVISE_INTERVAL: Duration = Duration::from_secs(1);
 /// The supervisor looks for stray workers once per this many runs.
 const STRAY_CHECK_TICKS: u32 = 60;
@@ -387,7 +387,10 @@ fn report_panic(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        tracing::error!(%error, "a task of the daemon panicked; its session is read again from the journal");
+        tracing::error!(
+            %error,
+            "a task of the daemon panicked; if it was a session's actor, the next message loads the session again"
+        );
     }
 }
 

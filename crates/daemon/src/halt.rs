@@ -1,5 +1,5 @@
 //! The halt is a barrier: every awake actor has seen it before `halt.set` is written, so in the journal no run starts
-//! after it.
+//! after it. This module also wakes all sessions with open work, at a start and after a halt.
 //!
 //! Design: docs/design/halt-is-a-barrier.md
 

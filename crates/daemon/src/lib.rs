@@ -11,9 +11,12 @@
 //! - `registry`: which sessions are awake; guarantees at most one actor per session.
 //! - `actor`: the shell around one session's machine.
 //! - `workers`: the processes that hold agents: start, reattach, count and end them.
+//! - `agents`: the agents that this machine can start.
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
 //! - [`home`], [`config`]: the files beside the journal, and the user's settings.
 //! - [`doctor`]: rebuilds the list rows from events.
+//! - `metrics`: counters for operators.
+//! - `keyed_locks`, `random`, `sync`: locks by name, randomness, and the locks of `registry`.
 //! - `serve`: starts, runs and stops the whole daemon.
 
 mod actor;

@@ -55,7 +55,7 @@ pub enum DaemonServeError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Edge(#[from] EdgeError),
-    #[error("could not go on where the last daemon stopped: {0}")]
+    #[error("could not resume the work of the last daemon: {0}")]
     Recover(#[from] ApiError),
     /// The async runtime or its signal handlers could not be set up.
     #[error("could not start: {0}")]

@@ -63,7 +63,7 @@ pub fn fleet_json_schema() -> Value {
                     "timeout": seconds,
                     "budget_usd": money,
                     "worktree": { "description": "Whether it works in a git worktree of its own; true by default if base_branch is given.", "type": "boolean" },
-                    "retry": { "description": "How often a failed prompt is retried.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
+                    "retry": { "description": "How many times a failed prompt is retried.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
                     "prompt": template,
                     "mail": { "description": "How mail reaches it: as a prompt, or as a steer of the running turn.", "enum": ["prompt", "steer"] }
                 }
@@ -80,7 +80,7 @@ pub fn fleet_json_schema() -> Value {
                         "pattern": "^.+\\.(done|failed|cancelled)$"
                     })),
                     "match": { "description": "A regular expression that the last message must match.", "type": "string" },
-                    "max": { "description": "How often the route may fire; a cycle of routes needs it.", "type": "integer", "minimum": 1 },
+                    "max": { "description": "How many times the route may fire; a cycle of routes needs it.", "type": "integer", "minimum": 1 },
                     "prompt": template,
                     "route_to": { "type": "string" },
                     "fan_out": {

@@ -36,6 +36,9 @@ const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL];
 /// idempotency key) stands on its own; everything else can be rebuilt from the events. `session_events` finds a
 /// session's events. It is not an SQLite index, because that would touch one page per session in every commit, half of
 /// a commit's cost. Instead it is updated in bulk every few thousand events, and readers scan the few newer ones.
+///
+/// Column names: `gid` is the seq, `up` the update number, and `owes` whether there is open work besides
+/// unfinished runs.
 const INITIAL_SCHEMA: &str = "
 CREATE TABLE events(
     gid INTEGER PRIMARY KEY,

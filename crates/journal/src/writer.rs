@@ -191,7 +191,7 @@ impl JournalWriter {
     }
 
     /// Commits one transaction. The first attempt uses no savepoints, because nearly every batch is valid. If an append
-    /// is a violation, the second attempt gives each append its own savepoint.
+    /// contradicts the journal, the second attempt gives each append its own savepoint.
     fn attempt_batch(
         &mut self,
         statements: &mut WriterStatements<'_>,

@@ -23,6 +23,7 @@ impl CommandQueue {
     /// prompt of its own run: the agent would ignore the cancel of a run that it has not started.
     pub(crate) fn push(&mut self, command: AgentCommand) {
         let repeat = match &command {
+            // A sender without a journal gives a kill the number of its cancel. A kill that arrives twice does no harm.
             AgentCommand::Kill { run, .. } => self.queue.iter().any(
                 |queued| matches!(queued, AgentCommand::Kill { run: queued_run, .. } if queued_run == run),
             ),

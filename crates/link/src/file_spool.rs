@@ -23,7 +23,7 @@ const SEGMENT_BYTES: u64 = 1 << 20;
 /// The folder of all spools, beside the workers' records.
 const SPOOLS_FOLDER: &str = "spool";
 const SEGMENT_SUFFIX: &str = ".jsonl";
-/// How often creating a folder is retried while another spool's removal deletes its parent.
+/// How many times creating a folder is retried while another spool's removal deletes its parent.
 const CREATE_TRIES: usize = 16;
 
 /// A spool that is being written.

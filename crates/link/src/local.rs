@@ -30,8 +30,8 @@ pub enum LocalLinkEvent {
 /// Filters an agent's updates before they are numbered, spooled or sent. It sees the updates of all [`AgentOutput`]
 /// clones in one order, and last an [`AgentUpdate::Gone`].
 pub trait AgentOutputFilter: Send + 'static {
-    /// Appends to `out` what may pass of this update. Text that may be the start of a secret is held back, and
-    /// released before any update that does not continue it.
+    /// Appends to `out` what may pass of this update. Text that may be the start of a secret is held back until
+    /// more of its stream arrives or the stream is over, whatever comes in between.
     fn filter_update(&mut self, update: AgentUpdate, out: &mut Vec<AgentUpdate>);
 }
 

@@ -1,6 +1,6 @@
-//! The updates of an agent that its session has not taken yet. Adjacent text is merged, long text is split, everything
-//! is numbered, and the amount that may wait is bounded. No task, lock or transport is known here, so local links and
-//! sockets share it.
+//! The updates of an agent that its session has not taken yet. Adjacent text is merged, long text is split, updates are
+//! counted, and the amount that may wait is bounded. On a local link the count is the number that the session sees;
+//! over a socket, the outbox of the endpoint gives that number. No task, lock or transport is known here.
 
 use qd_protocol::limits::{DELTA_MAX, LINK_WINDOW};
 use qd_protocol::link::{AgentUpdate, TurnUpdate, UpdateNumber};
@@ -186,7 +186,7 @@ fn streamed_text_mut(update: &mut AgentUpdate) -> Option<&mut String> {
     }
 }
 
-/// The approximate size in bytes; exact where an update can be large.
+/// The approximate size of output in bytes. Other updates count as 0, because their number is bounded.
 pub(crate) fn approximate_bytes(update: &AgentUpdate) -> usize {
     let AgentUpdate::Turn { update: turn_update, .. } = update else { return 0 };
     match turn_update {

@@ -17,7 +17,7 @@ const STORM: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(20);
 
-/// How often each fault was injected.
+/// How many times each fault was injected.
 #[derive(Debug, Default)]
 struct FaultCounts {
     crashes: usize,

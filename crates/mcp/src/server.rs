@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use crate::tools::{INSTRUCTIONS, ToolName};
 
-/// How often a client that asked for progress is told that the call is still running. Many clients give up after a
-/// minute.
+/// The pause between two messages that tell a client which asked for progress that the call is still running. Many
+/// clients give up after a minute.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Random bytes in a request key.
 const KEY_BYTES: usize = 16;

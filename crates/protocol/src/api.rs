@@ -106,7 +106,7 @@ pub struct NewSession {
     /// Seconds that an agent may take to stop after a cancel before it is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_grace_s: Option<f64>,
-    /// How often a crashed agent is restarted within `restart_window_s`; 0 means never.
+    /// How many times a crashed agent is restarted within `restart_window_s`; 0 means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
     /// Seconds for which a crash counts towards `restarts`.
@@ -144,7 +144,7 @@ pub struct SessionPatch {
     /// New number of seconds that an agent may take to stop after a cancel before it is killed.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub cancel_grace_s: Option<Option<f64>>,
-    /// How often a crashed agent is restarted within `restart_window_s`; 0 means never.
+    /// How many times a crashed agent is restarted within `restart_window_s`; 0 means never.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub restarts: Option<Option<u32>>,
     /// Seconds for which a crash counts towards `restarts`.
@@ -218,7 +218,7 @@ pub struct Session {
     pub run_timeout_s: Option<f64>,
     /// Seconds that an agent may take to stop after a cancel before it is killed.
     pub cancel_grace_s: Option<f64>,
-    /// How often a crashed agent is restarted within `restart_window_s`; 0 means never.
+    /// How many times a crashed agent is restarted within `restart_window_s`; 0 means never.
     pub restarts: Option<u32>,
     /// Seconds for which a crash counts towards `restarts`.
     pub restart_window_s: Option<f64>,

@@ -59,7 +59,7 @@ pub struct FleetMember {
     pub worktree: bool,
     #[serde(default)]
     pub limits: SessionLimits,
-    /// How often a failed prompt of the fleet is retried before it counts as failed.
+    /// How many times a failed prompt of the fleet is retried before it counts as failed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retry: u32,
     /// Template for the prompts that routes give to this session, unless the route has its own.
@@ -83,7 +83,7 @@ pub struct FleetRoute {
     #[serde(rename = "match", default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
     pub then: RouteAction,
-    /// How often the route may fire. After that it is ignored.
+    /// How many times the route may fire. After that it is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u32>,
     /// Template for the prompts that the route gives.

@@ -82,7 +82,7 @@ pub const MAIL_CLAIM_MAX: usize = 100;
 pub const MAIL_CLAIM_S: u64 = 60;
 /// Longest duration of a claim.
 pub const MAIL_CLAIM_MAX_S: u64 = 3600;
-/// How often a message may return to the mailbox before it is quarantined.
+/// How many times a message may return to the mailbox before it is quarantined.
 pub const MAIL_RETURNS_MAX: u32 = 5;
 /// Interval at which the daemon checks the mail folders.
 pub const MAIL_LOOK_S: u64 = 1;
@@ -92,7 +92,7 @@ pub const START_S: u64 = 60;
 pub const CANCEL_GRACE_S: u64 = 5;
 /// Time for killed processes to disappear before they are reported as survivors.
 pub const KILL_S: u64 = 30;
-/// How often a crashed agent is restarted within [`RESTART_WINDOW_S`], unless the session sets `restarts`.
+/// How many times a crashed agent is restarted within [`RESTART_WINDOW_S`], unless the session sets `restarts`.
 pub const RESTARTS: u32 = 10;
 /// How long a crash counts, unless the session sets `restart_window_s`.
 pub const RESTART_WINDOW_S: u64 = 60;

@@ -4,7 +4,7 @@
 //! Both directions deliver exactly once. Upwards, updates are numbered 1, 2, 3… over the life of the session. The
 //! session journals the number together with the events that result from the update, acknowledges it after the commit,
 //! and drops updates that it has already seen. Downwards, a command carries the [`EventNumber`] of the event that
-//! caused it, so the journal is the only outbox.
+//! caused it, so commands are stored nowhere but in the journal.
 //!
 //! Design: docs/design/journal-is-the-outbox.md
 
@@ -145,8 +145,8 @@ pub struct TurnOutcome {
     /// The conversation so far, for a suspended turn to be resumed with. Empty for every other turn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transcript: Vec<Value>,
-    /// Whether the agent exits after this turn. [`AgentUpdate::Gone`] follows, and the session must not send another
-    /// prompt before it.
+    /// Whether the agent exits after this turn. [`AgentUpdate::Gone`] follows, or [`AgentUpdate::IdleStopped`] if
+    /// earlier turns left processes running. The session must not send another prompt before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub agent_ends: bool,
 }
@@ -241,7 +241,7 @@ pub enum AgentCommand {
     Cancel { number: EventNumber, run: RunId },
     /// Stop the turn by force.
     Kill {
-        /// Number of the cancel that had no effect.
+        /// Number of the `run.kill_requested` event. A sender without a journal repeats the number of its cancel.
         number: EventNumber,
         run: RunId,
     },

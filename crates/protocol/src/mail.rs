@@ -167,7 +167,7 @@ pub struct Mail {
     pub claim: Option<u64>,
     /// When that claim expires.
     pub claim_expires_at: Option<Millis>,
-    /// How often the message has returned to the mailbox.
+    /// How many times the message has returned to the mailbox.
     pub returns: u32,
     /// Why the message returned to the mailbox or was quarantined.
     pub reason: Option<String>,

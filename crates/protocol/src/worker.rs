@@ -64,8 +64,8 @@ pub struct AgentSpec {
     pub last_active: Option<Millis>,
     /// Number of the last update that the session has journalled. This worker's updates are numbered after it.
     pub after: UpdateNumber,
-    /// The mark: random text in the environment of everything that the agent starts. Processes are found by it if
-    /// worker and keeper are both killed.
+    /// The mark: the worker's id and a code that only its home can make, in the environment of everything that the
+    /// agent starts. Processes are found by it if worker and keeper are both killed.
     pub mark: String,
 }
 

@@ -143,7 +143,8 @@ fn check_run(run: &str, events: &[&TestEvent]) {
 }
 
 /// An ask is opened at most once and then resolved exactly once. A person can only answer an ask that was opened. An
-/// ask that a policy decides, or that comes while its run is already being stopped, is never opened.
+/// ask that a policy decides is never opened. One that comes while its run is being stopped is opened and withdrawn at
+/// once.
 fn check_asks(checker: &RunEventChecker<'_>) {
     let mut asks: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for event in checker.events.iter().filter(|event| event.kind.starts_with("ask.")) {

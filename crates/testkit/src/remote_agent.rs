@@ -45,7 +45,7 @@ struct FakeRemoteServer {
 
 #[derive(Debug, Default)]
 struct FakeRemoteState {
-    /// How often each conversation was prompted.
+    /// How many times each conversation was prompted.
     contexts: HashMap<String, u32>,
     /// The state of each task, in the protocol's terms, and its conversation.
     tasks: HashMap<String, (String, String)>,

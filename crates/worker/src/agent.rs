@@ -110,7 +110,7 @@ enum AgentTaskError {
 /// How a turn ended.
 #[derive(Debug)]
 enum TurnCompletion {
-    /// By itself, or because it was cancelled.
+    /// The driver reported the end, on its own or after a cancel.
     ByItself(DriverTurnEnd),
     /// It did not stop in time.
     Killed,

@@ -1,5 +1,5 @@
-//! The sessions of one worker, and the way from a connection to the session it is for. The host does not care where
-//! connections come from: the worker process listens, a joined worker dials, and both pass them on to it.
+//! The workers of one host process, and the way from a connection to the session it is for. The host does not care
+//! where connections come from: the worker process listens, a joined worker dials, and both pass them on to it.
 //!
 //! Design: docs/design/one-connection-per-session.md
 
@@ -232,8 +232,8 @@ impl WorkerHostState {
     }
 
     /// Finds the session that a connection is for. A session that is held for another worker id is returned as well,
-    /// so that its endpoint refuses the connection. If that session's agent has exited, it is not returned: all that
-    /// remains is its unacknowledged tail, which is in nobody's way.
+    /// so that its endpoint refuses the connection. If that session's agent has exited, it is not returned: only its
+    /// unacknowledged updates remain, and they do not conflict with a new session.
     fn find_session(&self, hello: &v1::DaemonHello) -> Option<(WorkerEndpoint, CancellationToken)> {
         let sessions = self.lock_sessions();
         let rival = |hosted: &&HostedSession| {

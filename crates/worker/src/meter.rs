@@ -1,5 +1,6 @@
-//! What a turn has used: time, model calls, money. It is counted from the prompt on, but limits are enforced here only
-//! while no daemon is attached: the daemon also counts the session's other runs and its child sessions.
+//! What a turn has used: time, model calls, money, counted from the prompt on. `agent` stops a turn that exceeds its
+//! limits by these counts, but only while no daemon is attached: the daemon also counts the session's other runs and
+//! its child sessions.
 //!
 //! Design: docs/design/worker-keeps-time-and-limits.md
 

@@ -32,7 +32,7 @@ pub(crate) struct Redactor {
 }
 
 impl Redactor {
-    /// A filter for these secrets, if there are any.
+    /// A filter that removes these secrets.
     pub(crate) fn new_filter(secrets: SecretMatcher) -> Box<dyn AgentOutputFilter> {
         Box::new(Self { secrets, streams: BTreeMap::new() })
     }

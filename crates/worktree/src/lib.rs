@@ -13,8 +13,8 @@
 //! - [`remove`]: removing a worktree.
 //! - [`hooks`]: a project's commands for new worktrees. [`ignored_files`]: ignored files to copy into them.
 //!
-//! The most important rule: work that is not merged is never removed, and an operation that fails leaves everything as
-//! it was.
+//! The most important rule: unmerged work is removed only by force, and commits not even then. An operation that fails
+//! leaves everything as it was.
 
 pub mod changes;
 mod error;

@@ -1,4 +1,4 @@
-//! Merges a session's work into a branch, or changes nothing at all. Everything is first tried in a scratch worktree,
+//! Merges a worktree's work into a branch, or changes nothing at all. Everything is first tried in a scratch worktree,
 //! with a commit that no branch refers to yet. Only if that succeeds is the session's branch moved, and then the target
 //! branch, only if it is still where it was. A crash in between leaves the session's work committed on its own branch,
 //! and the merge can be requested again.
@@ -177,7 +177,7 @@ impl GitWorktree {
     /// Moves the session's branch to the commit. The files already match it, so only the index must follow.
     fn adopt_commit(&self, head: &str, candidate: &str) -> WorktreeResult<()> {
         let git = self.git();
-        let args = ["update-ref", "-m", "quarterdeck: what was not committed", "HEAD", candidate, head];
+        let args = ["update-ref", "-m", "quarterdeck: commit uncommitted changes", "HEAD", candidate, head];
         let output = git.run(&args)?;
         if !output.status.success() {
             return Err(WorktreeError::BranchMoved {

@@ -103,7 +103,7 @@ impl FleetStepBuilder<'_> {
     }
 
     /// Fires every complete route. Returns whether this session's end leads anywhere: a route on it fired, or a join
-    /// has route_state it and still waits for other sessions.
+    /// has recorded it and still waits for other sessions.
     fn follow_routes(&mut self, name: &str, ended: &FinishedRun) -> bool {
         let mut considered: BTreeSet<usize> = BTreeSet::new();
         let mut has_fired = false;

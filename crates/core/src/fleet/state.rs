@@ -50,7 +50,7 @@ pub struct FleetAssignment {
     pub session: String,
     /// The route that made it; `None` for a starting session or a mention.
     pub route: Option<u32>,
-    /// How often the route had fired, this time included. For a mention, its number in the fleet.
+    /// How many times the route had fired, this time included. For a mention, its number in the fleet.
     pub round: u32,
     /// The sessions whose last messages go into the prompt.
     pub from: Vec<RouteSource>,
@@ -65,7 +65,7 @@ pub struct FleetAssignment {
 pub struct AssignedRun {
     /// The run id of the latest attempt.
     pub run: RunId,
-    /// How often the run was retried.
+    /// How many times the run was retried.
     pub attempt: u32,
     /// The subtask that it works on.
     pub subtask: Option<SubtaskRef>,
@@ -88,7 +88,7 @@ pub struct AssignmentOutcome {
 /// The triggers that a route has route_state since it was last considered.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RouteState {
-    /// How often it has fired.
+    /// How many times it has fired.
     pub fired: u32,
     /// One entry per trigger; `None` while the route still waits for it.
     #[serde(rename = "slots")]

@@ -7,7 +7,7 @@ use qd_protocol::event::{
     SessionUpdated, SteerTaken, ToolCallEvent, UsageReported,
 };
 use qd_protocol::link::{
-    AgentUpdate, AskRequest, AskResolution as AskReply, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber,
+    AgentUpdate, AskRequest, AskResolution, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber,
 };
 use qd_protocol::mail::MailDelivery;
 use qd_protocol::policy::{PolicyRule, Risk};
@@ -226,7 +226,7 @@ impl SessionStepBuilder<'_> {
         self.emit(run.clone(), EventBody::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
         ask.state = AskStatus::Withdrawn;
         let number = self.emit(run, EventBody::AskResolved(AskResolved::new(ask, by)));
-        self.add_effect(SessionEffect::SendAnswer { number, ask: id, reply: AskReply::Withdrawn });
+        self.add_effect(SessionEffect::SendAnswer { number, ask: id, reply: AskResolution::Withdrawn });
     }
 
     fn handle_turn_end(&mut self, run: &RunId, outcome: TurnOutcome) {

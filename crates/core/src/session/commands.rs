@@ -9,7 +9,7 @@ use qd_protocol::event::{
     SessionCloseMode, SessionUpdated, SteerAccepted,
 };
 use qd_protocol::limits::QUEUE_MAX;
-use qd_protocol::link::AskResolution as AskReply;
+use qd_protocol::link::AskResolution;
 use qd_protocol::policy::Risk;
 use qd_protocol::{AskId, EventNumber, FinishReason, LongText, MailId, MessageId, RunId};
 
@@ -275,7 +275,7 @@ impl SessionStepBuilder<'_> {
             self.add_effect(SessionEffect::SendAnswer {
                 number,
                 ask: id.clone(),
-                reply: AskReply::Withdrawn,
+                reply: AskResolution::Withdrawn,
             });
         }
     }

@@ -21,7 +21,7 @@ mod tool_questions;
 mod worker;
 
 use qd_protocol::event::{Ask, AskAnswer, Attachment, ChildResult, EventBody, RunStopCause, SessionLimits};
-use qd_protocol::link::{AgentExitReason, AgentUpdate, AskResolution as AskReply, UpdateNumber};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, AskResolution, UpdateNumber};
 use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::policy::Policy;
 use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
@@ -297,7 +297,7 @@ pub enum SessionEffect {
         /// The number of the `ask.resolved` event.
         number: EventNumber,
         ask: AskId,
-        reply: AskReply,
+        reply: AskResolution,
     },
     /// Stop the agent and its worker, then report the worker as gone. Does nothing if that is under way.
     StopAgent,

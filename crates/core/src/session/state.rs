@@ -72,7 +72,7 @@ pub struct SessionState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailboxEntry {
     pub id: MailId,
-    /// How often it was returned to the mailbox.
+    /// How many times it was returned to the mailbox.
     pub returns: u32,
     #[serde(rename = "stands")]
     pub delivery: MailDeliveryState,

@@ -21,7 +21,7 @@ use super::{AgentAvailability, AskEntry, SessionEffect};
 /// The highest restart limit that is honoured. Bounds the number of crash times in the state.
 const RESTARTS_MAX: u32 = 1000;
 
-/// How often a session's worker may crash within a time window.
+/// How many times a session's worker may crash within a time window.
 pub(super) struct RestartLimit {
     limit: usize,
     window_ms: u64,

@@ -55,7 +55,7 @@ pub(crate) enum SimulatedAction {
 
 macro_rules! budget {
     ($($name:ident)*) => {
-        /// How often each action may be taken.
+        /// How many times each action may be taken.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) struct ActionBudget { $(pub(crate) $name: u8,)* }
 

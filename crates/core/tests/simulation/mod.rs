@@ -292,7 +292,7 @@ impl SimulatedSession {
         self.journal.iter().filter(|event| event.run.as_ref() == Some(run)).map(|event| &event.body)
     }
 
-    /// How often the daemon has died.
+    /// How many times the daemon has died.
     pub(crate) fn restarts(&self) -> usize {
         usize::from(self.observer.restarts)
     }

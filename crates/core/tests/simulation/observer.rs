@@ -21,10 +21,10 @@ pub(crate) struct ContractObserver {
     worker: bool,
     /// The worker is being stopped.
     stopped: bool,
-    /// How often a worker was lost or failed.
+    /// How many times a worker was lost or failed.
     crashes: u32,
     closed: bool,
-    /// How often the daemon was restarted.
+    /// How many times the daemon was restarted.
     pub(crate) restarts: u8,
 }
 
@@ -39,7 +39,7 @@ struct ObservedRun {
     /// Child sessions that it started since it was last resumed.
     children: BTreeSet<SessionId>,
     suspended: bool,
-    /// How often it may be sent to an agent.
+    /// How many times it may be sent to an agent.
     prompts_allowed: u8,
     /// A cancel applied to it, so it must end as cancelled.
     cancelled: bool,

@@ -71,7 +71,7 @@ pub(crate) struct SimulatedWorker {
     update_count: u64,
     /// How many asks it has made.
     pub(crate) asked: u8,
-    /// How often each run was sent to an agent.
+    /// How many times each run was sent to an agent.
     pub(crate) prompt_counts: BTreeMap<RunId, u8>,
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// How long a worker may take to end its agent and exit before it is killed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(KILL_S);
-/// How often a worker that does not exit is killed again.
+/// The pause before a worker that does not exit is killed again.
 const KILL_RETRY: Duration = Duration::from_secs(5);
 /// How long a reattached worker may take to deliver missed updates before deadlines that passed meanwhile apply.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);

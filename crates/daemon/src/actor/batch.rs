@@ -57,8 +57,6 @@ pub(super) struct ActorBatch {
     created_children: Vec<ChildCreation>,
     /// An exit that was judged in this batch, to be judged again if the append fails.
     pub(super) gone: Option<AgentExitReason>,
-    /// Likewise for a wake.
-    pub(super) wake: bool,
     /// Likewise for a worker that connected.
     pub(super) attached: Option<SessionInput>,
 }

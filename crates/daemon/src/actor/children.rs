@@ -16,9 +16,10 @@ use qd_protocol::text::escaped_head;
 use qd_protocol::{ApiError, ErrorCode, EventNumber, RunId, SessionId};
 use tokio::sync::oneshot;
 
+use super::SessionActor;
 use super::reply::{ActorReply, CommandCompletion};
-use super::{SessionActor, encode_failed};
 use crate::daemon::{Daemon, read_failed};
+use crate::http::unreadable_row;
 
 impl SessionActor {
     pub(super) fn cancel_children(&self, number: EventNumber, receipt: Option<oneshot::Sender<Vec<RunId>>>) {
@@ -119,7 +120,7 @@ async fn child_result(daemon: &Daemon, id: &SessionId) -> Result<Option<ChildRes
     match runs.last() {
         None => Ok(row.closed_at.map(|_| without_result())),
         Some(run) => {
-            let doc: RunDoc = serde_json::from_slice(&run.doc).map_err(encode_failed)?;
+            let doc: RunDoc = serde_json::from_slice(&run.doc).map_err(unreadable_row("run", &run.id))?;
             let text = escaped_head(&doc.text.unwrap_or_default(), HEAD_MAX).to_owned();
             Ok(Some(ChildResult { session_id: id.clone(), finish_reason: doc.finish_reason, text }))
         }

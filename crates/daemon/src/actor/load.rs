@@ -18,7 +18,8 @@ use crate::daemon::{Daemon, SessionAddress, read_failed};
 /// How many events are read from the journal at a time.
 const PAGE: usize = 1000;
 
-/// Reads a session's state. Also returns the keys of the session and of all sessions above it.
+/// Reads a session's state and its lineage: its own key, its ancestors', its fleet's. Also checks the budgets of the
+/// lineage.
 pub(super) async fn load(
     daemon: &Arc<Daemon>,
     session: &SessionAddress,
@@ -155,7 +156,7 @@ pub(super) async fn load_prompt(
         let page = page.map_err(read_failed)?;
         for stored in &page.events {
             if let Some(EventBody::MessageCreated(message)) = decode(session, stored)? {
-                return Ok(accept_from_parts(run, message.parts));
+                return Ok(prompt_from_parts(run, message.parts));
             }
         }
         if page.end {
@@ -165,8 +166,8 @@ pub(super) async fn load_prompt(
     }
 }
 
-fn accept_from_parts(run: &RunId, parts: Vec<MessagePart>) -> PromptSubmission {
-    let mut accept = PromptSubmission {
+fn prompt_from_parts(run: &RunId, parts: Vec<MessagePart>) -> PromptSubmission {
+    let mut prompt = PromptSubmission {
         run: run.clone(),
         prompt: LongText::default(),
         attachments: Vec::new(),
@@ -174,12 +175,12 @@ fn accept_from_parts(run: &RunId, parts: Vec<MessagePart>) -> PromptSubmission {
     };
     for part in parts {
         match part {
-            MessagePart::Text { text, blob } => accept.prompt = LongText { head: text, blob },
-            MessagePart::File { file } => accept.attachments.push(file),
+            MessagePart::Text { text, blob } => prompt.prompt = LongText { head: text, blob },
+            MessagePart::File { file } => prompt.attachments.push(file),
             _ => {}
         }
     }
-    accept
+    prompt
 }
 
 /// Reads the messages with which the `run.resumed` of this number continues a suspended run: its transcript, then one

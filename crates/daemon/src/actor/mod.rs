@@ -172,13 +172,14 @@ struct SessionActor {
     idle_timeout: Option<Duration>,
     /// Small prompts that were accepted and have not been sent to the agent.
     prompts: PromptCache,
-    /// Inputs to judge again, because their append failed.
+    /// Inputs that the actor itself gives the machine before any new update: at its start, when no agent could be
+    /// started or there is none to stop, and again after a failed append.
     retry_inputs: Option<Box<RetryInputs>>,
     /// Whether the session's events have been deleted.
     purged: bool,
 }
 
-/// Inputs that must be judged again before any new update of the agent is.
+/// Inputs that must be judged before any new update of the agent is; see [`SessionActor::retry_inputs`].
 #[derive(Default)]
 struct RetryInputs {
     messages: Vec<NumberedUpdate>,
@@ -269,10 +270,10 @@ impl SessionActor {
             }
             // A claim on the session's mail may expire much later than the agent's idle timeout.
             (Some(due), _) if !self.rests_agent_before(due) => (due, ActorWakeup::Tick),
-            // Processes that earlier turns left running keep a session awake: its worker needs a session attached.
             _ if self.can_stop_idle_agent() => {
                 (self.idle_timeout.unwrap_or(Duration::MAX), ActorWakeup::Idle)
             }
+            // Processes that earlier turns left running keep a session awake: its worker needs a session attached.
             _ if self.is_quiet() && !self.agent.has_worker() => {
                 (self.daemon.idle_timeout.min(SLEEP_AFTER), ActorWakeup::Idle)
             }
@@ -488,7 +489,7 @@ impl SessionActor {
         }
     }
 
-    /// Judges again the inputs of a failed append.
+    /// Judges the inputs in `retry_inputs`.
     async fn retry_failed(&mut self) {
         let Some(retry) = self.retry_inputs.take() else { return };
         let mut batch = ActorBatch::default();
@@ -504,7 +505,6 @@ impl SessionActor {
             self.step_machine(&mut batch, SessionInput::WorkerGone(gone));
         }
         if retry.wake {
-            batch.wake = true;
             self.step_machine(&mut batch, SessionInput::Wake);
         }
         self.commit(batch).await;
@@ -582,7 +582,8 @@ impl SessionActor {
                 Err(_) => tokio::time::sleep(RETRY_DELAY).await,
             }
         }
-        // Set even if there is nothing to judge again: an overdue tick waits too, until the journal had a moment.
+        // Set even if there is nothing to judge again: an overdue tick waits too, so that a failing journal is not
+        // retried without a pause.
         self.retry_inputs = Some(Box::new(retry));
     }
 }

@@ -41,7 +41,12 @@ impl Drop for WorktreePreparation {
 
 impl SessionActor {
     /// Begins to prepare a worktree for an agent.
-    pub(super) fn begin_preparation(&mut self, worktree: SessionWorktree, worker: WorkerId, fresh: bool) {
+    pub(super) fn begin_preparation(
+        &mut self,
+        worktree: SessionWorktree,
+        worker: WorkerId,
+        new_worker: bool,
+    ) {
         let Ok(workspace) = self.daemon.workspaces.get(&self.session.workspace) else {
             return self.fail_agent(RunError::new("worktree_failed", "its workspace was forgotten"));
         };
@@ -60,13 +65,13 @@ impl SessionActor {
             // If nobody waits any more, the preparation was stopped.
             let _gone = sender.send(daemon.prepare_worktree(request, stop_flag).await);
         });
-        self.preparation = Some(Box::new(WorktreePreparation { worker, new_worker: fresh, stop, result }));
+        self.preparation = Some(Box::new(WorktreePreparation { worker, new_worker, stop, result }));
     }
 
     /// Starts the agent in the prepared worktree, or reports why it cannot start.
     pub(super) async fn finish_preparation(&mut self, result: PreparationResult) {
         let Some(preparation) = self.preparation.take() else { return };
-        let (worker, fresh) = (preparation.worker.clone(), preparation.new_worker);
+        let (worker, new_worker) = (preparation.worker.clone(), preparation.new_worker);
         match result {
             Err(error) => self.fail_agent(error),
             Ok(notices) => {
@@ -75,7 +80,7 @@ impl SessionActor {
                     self.step_machine(&mut batch, SessionInput::Notice { text });
                 }
                 self.commit(batch).await;
-                self.start_agent(worker, fresh).await;
+                self.start_agent(worker, new_worker).await;
                 self.update_slot();
             }
         }

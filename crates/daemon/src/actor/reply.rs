@@ -121,7 +121,7 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
         CommandRefusal::InvalidAnswer(why) => ApiError::new(ErrorCode::InvalidAnswer, why.clone()),
         CommandRefusal::MailboxFull => ApiError::new(
             ErrorCode::MailboxFull,
-            format!("{MAIL_OPEN_MAX} messages lie in this mailbox already; claim some, or retry later"),
+            format!("this mailbox already holds {MAIL_OPEN_MAX} messages; claim some, or retry later"),
         ),
         CommandRefusal::NotClaimed => ApiError::new(
             ErrorCode::NotClaimed,

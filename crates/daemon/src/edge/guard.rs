@@ -234,7 +234,7 @@ impl RequestGuard {
     }
 
     /// The single host that the request names, if it is one of ours. Any port is accepted: a tunnel changes it, and a
-    /// page that was rebound to us cannot choose the name.
+    /// web page that reaches us by DNS rebinding cannot choose the name.
     fn check_host(&self, head: &Parts, local: IpAddr) -> Result<(UrlHost, Option<u16>), ApiError> {
         let refused = |message: String| ApiError::new(ErrorCode::HostNotAllowed, message);
         let text = single_header(&head.headers, header::HOST)

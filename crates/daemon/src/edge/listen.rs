@@ -26,7 +26,7 @@ use super::tls::ServerCertificate;
 pub const SOCKET_PATH_MAX: usize = 107;
 /// How many connections the kernel may queue until we accept them.
 const BACKLOG: i32 = 1024;
-/// How often, and how many times, the lock is tried while another daemon binds in the same folder.
+/// The pause between attempts, and how many times the lock is tried while another daemon binds in the same folder.
 const FOLDER_LOCK_STEP: Duration = Duration::from_millis(20);
 const FOLDER_LOCK_TRIES: u32 = 100;
 

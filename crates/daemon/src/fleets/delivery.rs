@@ -17,8 +17,9 @@ use qd_protocol::text::escaped_head;
 use qd_protocol::{ApiError, ErrorCode, MailId, RunId, SessionId};
 
 use super::actor::FleetActor;
-use crate::actor::{encode_failed, full_text};
+use crate::actor::full_text;
 use crate::daemon::{Daemon, read_failed};
+use crate::http::unreadable_row;
 use crate::mail::{self, MailSender, OutgoingMail};
 use crate::user_content::{prompt_fingerprint, store_text};
 
@@ -158,7 +159,7 @@ async fn run_outcome(
     run: &RunId,
 ) -> Result<Option<(Option<FinishReason>, String)>, ApiError> {
     let Some(row) = daemon.journal.run(run).await.map_err(read_failed)? else { return Ok(None) };
-    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(encode_failed)?;
+    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", run))?;
     let text = qd_protocol::LongText { head: doc.text.unwrap_or_default(), blob: doc.text_blob };
     let text = full_text(&daemon.home.blobs(), text).await?;
     let text = match (text.is_empty(), doc.error) {

@@ -1,6 +1,6 @@
 //! Agents must not act as their own judge. A process on our socket that descends from an agent may read its own
 //! session, claim its own mail and, with that session's token, use its tools; nothing else. It answers no ask,
-//! touches no session outside its own tree, and starts nothing unnoticed.
+//! touches no session outside its own tree, and starts sessions only through the tools, below its own session.
 //!
 //! Design: docs/design/callers-are-traced.md
 

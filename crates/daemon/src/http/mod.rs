@@ -129,7 +129,10 @@ fn internal_error() -> ApiError {
 }
 
 /// The error for a row that does not decode.
-fn unreadable_row(what: &str, id: impl std::fmt::Display) -> impl FnOnce(serde_json::Error) -> ApiError {
+pub(crate) fn unreadable_row(
+    what: &str,
+    id: impl std::fmt::Display,
+) -> impl FnOnce(serde_json::Error) -> ApiError {
     move |error| {
         let message = format!("{what} {id} could not be read from the journal: {error}; see `qd doctor`");
         ApiError::new(ErrorCode::Internal, message)

@@ -35,9 +35,9 @@ use crate::random;
 
 /// How long a new process may take until it listens.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often connecting is retried while the process does not listen yet.
+/// The pause between attempts to connect while the process does not listen yet.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
-/// How often reading a spool is tried, and the pause between tries. If all fail, its updates are lost.
+/// How many times reading a spool is tried, and the pause between tries. If all fail, its updates are lost.
 const SPOOL_READ_TRIES: u32 = 30;
 const SPOOL_READ_RETRY: Duration = Duration::from_secs(1);
 /// How long processes of a lost agent have between SIGTERM and SIGKILL.
@@ -53,7 +53,7 @@ pub(super) struct LocalHosts {
     timeouts: WorkerTimeouts,
     /// The processes that this daemon started and that have not exited; the value turns true when one does.
     children: Arc<Mutex<HashMap<String, watch::Receiver<bool>>>>,
-    /// The id of the process that cheap agents share.
+    /// The id of the process that all echo agents share.
     shared: tokio::sync::Mutex<Option<String>>,
 }
 
@@ -167,7 +167,7 @@ impl LocalHosts {
         }
     }
 
-    /// The process that cheap agents share, started if there is none.
+    /// The process that all echo agents share, started if there is none.
     async fn shared_host(&self) -> io::Result<String> {
         let mut shared = self.shared.lock().await;
         if let Some(host) = &*shared

@@ -331,7 +331,7 @@ impl Workers {
     }
 
     /// Ends workers of this machine that belong to no session; see [`LocalHosts::end_strays`]. `with_obligations` are
-    /// the sessions that have a worker according to the journal: theirs are kept even if the session could not be
+    /// the sessions that may have a worker according to the journal: theirs are kept even if the session could not be
     /// loaded.
     pub(crate) async fn end_strays(&self, with_obligations: &HashSet<SessionId>) {
         let is_stray = |worker: &WorkerId| {
@@ -401,7 +401,7 @@ impl Workers {
     }
 
     /// Whether a process, given by pid and start time, descends from an agent. For a process that has exited the
-    /// answer is `Unknown`: it may have been an agent's, and a process that needs no rights loses nothing by that.
+    /// answer is `Unknown`: it may have been an agent's, and `Unknown` gives the fewest rights.
     pub(crate) fn caller_ancestry(&self, pid: u32, start: u64) -> CallerAncestry {
         if procfs::start_ticks(pid) != Some(start) {
             return CallerAncestry::Unknown;

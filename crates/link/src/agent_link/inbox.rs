@@ -20,7 +20,8 @@ pub(super) struct NumberGap {
     got: UpdateNumber,
 }
 
-/// See the module. It contains the outbox, because received updates decide what is sent.
+/// What the worker has sent and the session has not taken, and how far the session has acknowledged it. It contains the
+/// outbox, because received updates decide what is sent.
 #[derive(Debug)]
 pub(super) struct AgentLinkInbox {
     pub(super) outbox: AgentLinkOutbox,

@@ -222,7 +222,8 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
                 Ok(())
             }
             Ok(WorkerLinkFrame::Hello(_) | WorkerLinkFrame::Refused { .. }) => Ok(()),
-            // Skipping a frame with updates would lose them, so the connection is dropped and they are sent again.
+            // `said` is the wire name of `WorkerLinkFrame::Updates`. Skipping such a frame would lose updates, so the
+            // connection is dropped and they are sent again.
             Err(error) if text.starts_with(r#"{"said""#) => {
                 self.unreadable_count += 1;
                 Err(unreadable_error(error))

@@ -127,7 +127,8 @@ impl Drop for DaemonAttachment<'_> {
     }
 }
 
-/// Assembles the frame as text, because the lines are JSON already.
+/// Assembles the frame as text, because the lines are JSON already. `said` is the wire name of
+/// [`WorkerLinkFrame::Updates`](qd_protocol::frame::v1::WorkerLinkFrame::Updates).
 fn updates_frame(first: UpdateNumber, lines: &[Bytes]) -> Result<String, SocketError> {
     let head = format!(r#"{{"said":{{"first":{},"ups":["#, first.0);
     let size = head.len() + lines.iter().map(|line| line.len() + 1).sum::<usize>() + 3;

@@ -88,7 +88,7 @@ impl PipeWorker {
         self.lock().undelivered = updates.into_iter().collect();
     }
 
-    /// How often a connection was attempted.
+    /// How many times a connection was attempted.
     pub(crate) fn dials(&self) -> usize {
         self.lock().dials
     }

@@ -55,7 +55,7 @@ pub struct MailAcknowledged {
 pub struct MailReturned {
     pub id: MailId,
     pub reason: String,
-    /// How often the message has returned to the mailbox, including this time.
+    /// How many times the message has returned to the mailbox, including this time.
     pub returns: u32,
 }
 

@@ -86,7 +86,7 @@ pub struct SessionLimits {
     /// [`CANCEL_GRACE_S`](crate::limits::CANCEL_GRACE_S).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_grace_s: Option<f64>,
-    /// How often a crashed agent is restarted within the window; 0 means never. Defaults to
+    /// How many times a crashed agent is restarted within the window; 0 means never. Defaults to
     /// [`RESTARTS`](crate::limits::RESTARTS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,

@@ -34,7 +34,7 @@ const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// How long an attached daemon has to acknowledge the last updates of a worker that exits.
 const LAST_ACK_WAIT: Duration = Duration::from_secs(2);
-/// How often the spool is checked for the agent's last update.
+/// The pause between two checks of the spool for the agent's last update.
 const SPOOL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ enum SessionHostExit {
     AgentGone,
     /// The agent is to be ended: the daemon closes the session, or the host stops.
     Stopped,
-    /// Like `Stopped`, because no daemon attached for too long. Nothing waits for an acknowledgement.
+    /// Like `Stopped`, but no daemon attached for too long, so no acknowledgement is awaited.
     Abandoned,
     /// The keeper has died, so nobody knows any more which processes the agent started.
     KeeperLost,

@@ -22,7 +22,7 @@ use tokio::process::{Child, Command};
 
 /// Nothing here takes this long unless it never happens.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How often a condition is checked.
+/// The pause between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A worker process with a home of its own.

@@ -1,6 +1,6 @@
 //! How much harm a tool call could do, by our own table. High: known to destroy, to spend money, to give away keys or
-//! to write outside the workspace. Low: known only to read, and only inside the workspace. For anything else there is
-//! no assessment, unless it is known to change something.
+//! to write outside the workspace. Low: known only to read, and only inside the workspace. Medium: known to change
+//! something, or more than could be parsed. Anything else has no assessment.
 //!
 //! The table compares text with text and is the same for every agent. It may be given the path of the workspace;
 //! without it, the location of an absolute path is unclear. It never looks at the disk, so it does not follow links,

@@ -33,8 +33,8 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 const RECONNECTS_MAX: u32 = 8;
 /// The pause between two cancels: an agent may have missed one that came before it had begun.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(500);
-/// How often an agent may show a question that was answered. If it still does, it has not received the answer, and the
-/// question is asked again.
+/// How many times an agent may show a question that was answered. If it still does, it has not received the answer, and
+/// the question is asked again.
 const QUESTION_REPEATS_MAX: u32 = 3;
 /// Random bytes in a message id.
 const MESSAGE_ID_BYTES: usize = 16;
@@ -64,7 +64,7 @@ pub(super) struct A2aTurn<'t> {
     queued_ask: Option<AskRequest>,
     /// The last question asked. The agent may show it until it has received the answer.
     last_question: Option<A2aQuestion>,
-    /// How often the agent has shown it since.
+    /// How many times the agent has shown it since.
     question_repeats: u32,
     /// Failed attempts in a row.
     failed_attempts: u32,

@@ -1,5 +1,5 @@
 //! The state of one turn: pending output, open asks, steers passed on to the agent, and whether it was asked to stop.
-//! This module only keeps state; the loop in `conversation` makes the decisions.
+//! This module keeps the state and decides when to cancel again; the loop in `conversation` does everything else.
 
 use std::collections::VecDeque;
 use std::time::Duration;
