@@ -56,7 +56,7 @@ fn running_session() -> SessionState {
     let accept = PromptSubmission { run: run(), prompt, attachments: Vec::new(), fingerprint: String::new() };
     step(&mut state, SessionInput::Command(SessionCommand::AcceptPrompt(accept)), &context());
     let ready = AgentUpdate::Ready { agent_session_id: None, steers: false };
-    step(&mut state, SessionInput::LinkMessage(UpdateNumber(1), ready), &context());
+    step(&mut state, SessionInput::Update(UpdateNumber(1), ready), &context());
     assert!(state.active_run().is_some(), "the run has started");
     state
 }
@@ -84,7 +84,7 @@ fn machine_alone() -> f64 {
     let started = Instant::now();
     for number in 2..EVENTS + 2 {
         let step_result =
-            step(&mut state, SessionInput::LinkMessage(UpdateNumber(number), text_update(&run)), &context);
+            step(&mut state, SessionInput::Update(UpdateNumber(number), text_update(&run)), &context);
         assert_eq!(black_box(step_result).events.len(), 1);
     }
     rate(started)
@@ -113,7 +113,7 @@ fn link_to_json() -> f64 {
             for numbered in updates {
                 let step_result = step(
                     &mut state,
-                    SessionInput::LinkMessage(numbered.number, numbered.update),
+                    SessionInput::Update(numbered.number, numbered.update),
                     &SessionContext { ..context() },
                 );
                 for event in &step_result.events {

@@ -134,7 +134,7 @@ async fn answer_prompts(mut end: AgentEndpoint) -> Result<(), LinkClosed> {
     while let Some(command) = end.next_command().await {
         if let AgentCommand::Prompt { run, prompt, .. } = command {
             send_lines(&end, &run, &prompt).await?;
-            end.send(AgentUpdate::Terminal { run, outcome: TurnOutcome::of(TurnStopReason::EndTurn) })
+            end.send(AgentUpdate::TurnEnded { run, outcome: TurnOutcome::of(TurnStopReason::EndTurn) })
                 .await?;
         }
     }

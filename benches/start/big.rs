@@ -140,7 +140,7 @@ fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mu
                 run: event.run,
                 kind: event.body.kind(),
                 data: event.body.encode().expect("our own types have a JSON form"),
-                update_number: event.link_number,
+                update_number: event.update_number,
             });
         }
         for row in changed {
@@ -162,7 +162,7 @@ fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mu
         title: None,
         closed_at: None,
         live: false,
-        has_obligations: false,
+        has_open_work: false,
         cost_usd: 0.0,
         budget_usd: None,
         updated_at: now,
@@ -197,10 +197,10 @@ fn inputs(run: &RunId) -> impl Iterator<Item = SessionInput> {
         AgentUpdate::Turn { run: text_run.clone(), update: TurnUpdate::Text { text } }
     });
     let outcome = TurnOutcome::of(TurnStopReason::EndTurn);
-    let end = AgentUpdate::Terminal { run: run.clone(), outcome };
+    let end = AgentUpdate::TurnEnded { run: run.clone(), outcome };
     let updates = std::iter::once(ready).chain(texts).chain([end]);
     let updates =
-        (1..).zip(updates).map(|(number, update)| SessionInput::LinkMessage(UpdateNumber(number), update));
+        (1..).zip(updates).map(|(number, update)| SessionInput::Update(UpdateNumber(number), update));
     std::iter::once(SessionInput::Command(SessionCommand::AcceptPrompt(accept))).chain(updates)
 }
 

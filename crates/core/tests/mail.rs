@@ -364,7 +364,7 @@ impl MailSimulation {
 
     fn receive(&mut self, update: AgentUpdate) {
         self.update_count += 1;
-        self.input(SessionInput::LinkMessage(UpdateNumber(self.update_count), update));
+        self.input(SessionInput::Update(UpdateNumber(self.update_count), update));
     }
 
     fn observe(&mut self, event: &SessionEvent) {
@@ -487,7 +487,7 @@ impl MailSimulation {
                 if let Some(run) = active {
                     let error = (stop == TurnStopReason::Error)
                         .then(|| qd_protocol::event::RunError::new("agent_error", "it failed"));
-                    self.receive(AgentUpdate::Terminal {
+                    self.receive(AgentUpdate::TurnEnded {
                         run,
                         outcome: TurnOutcome { error, ..TurnOutcome::of(stop) },
                     });

@@ -63,7 +63,7 @@ fn a_suspended_run_stays_active_and_is_shown_as_such() {
     let transcript = vec![serde_json::json!({"role": "user"})];
     let outcome =
         TurnOutcome { transcript: transcript.clone(), ..TurnOutcome::of(TurnStopReason::Suspended) };
-    let suspended = harness.receive(AgentUpdate::Terminal { run: RunId::parse("a").unwrap(), outcome });
+    let suspended = harness.receive(AgentUpdate::TurnEnded { run: RunId::parse("a").unwrap(), outcome });
     assert_eq!(kinds(&suspended), ["run.suspended"]);
     let EventBody::RunSuspended(body) = &suspended.events[0].body else { panic!("{suspended:?}") };
     assert_eq!((&body.children, &body.transcript), (&vec![child("x")], &transcript));
@@ -154,7 +154,7 @@ fn nothing_is_resumed_under_a_halt_or_without_a_slot() {
     end_child(&mut harness, "x");
     assert_eq!(kinds(&end_child(&mut harness, "y")), ["session.updated"]);
     (harness.context.halted, harness.context.slot_available, harness.context.agent) =
-        (false, false, AgentAvailability::WorkerOnly);
+        (false, false, AgentAvailability::IdleStopped);
     assert_eq!(kinds(&harness.input(SessionInput::Wake)), ["run.queued"]);
     harness.context.slot_available = true;
     assert!(matches!(
@@ -277,7 +277,7 @@ fn the_results_of_many_sessions_fit_into_one_event() {
         transcript: vec![text.repeat(100).into()],
         ..TurnOutcome::of(TurnStopReason::Suspended)
     };
-    let failed = harness.receive(AgentUpdate::Terminal { run: RunId::parse("a").unwrap(), outcome });
+    let failed = harness.receive(AgentUpdate::TurnEnded { run: RunId::parse("a").unwrap(), outcome });
     assert_eq!(error(&failed).unwrap().code, "transcript_too_large");
 }
 

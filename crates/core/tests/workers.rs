@@ -58,7 +58,7 @@ fn a_resting_worker_is_given_an_agent_without_another_event() {
     harness.context.agent = AgentAvailability::Starting;
     let waits = harness.prompt("a");
     assert!(waits.effects.is_empty(), "its idle agent is being stopped, and that comes first");
-    harness.context.agent = AgentAvailability::WorkerOnly;
+    harness.context.agent = AgentAvailability::IdleStopped;
     let rested = harness.receive(AgentUpdate::IdleStopped);
     assert!(rested.events.is_empty());
     let worker = harness.state.worker.clone().unwrap();

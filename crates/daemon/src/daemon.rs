@@ -229,7 +229,7 @@ impl Daemon {
     }
 
     async fn end_stray_workers(&self) {
-        let with_obligations = SessionFilter { obligations_only: true, ..SessionFilter::default() };
+        let with_obligations = SessionFilter { open_work_only: true, ..SessionFilter::default() };
         match self.journal.sessions(with_obligations, None, usize::MAX).await {
             Ok(rows) => self.workers.end_strays(&rows.into_iter().map(|row| row.id).collect()).await,
             Err(error) => tracing::warn!(%error, "could not look for stray workers"),

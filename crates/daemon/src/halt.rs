@@ -67,14 +67,14 @@ impl Daemon {
         .await?;
         self.set_halt_status(HaltStatus::default());
         self.set_halted(false);
-        self.wake_live_sessions().await?;
+        self.wake_sessions_with_open_work().await?;
         Ok(HaltStatus::default())
     }
 
     /// Wakes every session that has unfinished runs or open obligations. Sessions with a worker come first and are
     /// waited for, because the others may start an agent only if there is a slot beside them.
-    pub(crate) async fn wake_live_sessions(self: &Arc<Self>) -> Result<(), ApiError> {
-        let with_obligations = SessionFilter { obligations_only: true, ..SessionFilter::default() };
+    pub(crate) async fn wake_sessions_with_open_work(self: &Arc<Self>) -> Result<(), ApiError> {
+        let with_obligations = SessionFilter { open_work_only: true, ..SessionFilter::default() };
         for row in self.journal.sessions(with_obligations, None, usize::MAX).await.map_err(read_failed)? {
             match self.session_address(&row) {
                 Ok(session) => self.send_message(&session, ActorMessage::Wake)?,

@@ -147,7 +147,7 @@ async fn run(
     // Signal handlers come before the announcements: a client may connect as soon as it reads a line.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    daemon.wake_live_sessions().await?;
+    daemon.wake_sessions_with_open_work().await?;
     daemon.wake_fleets().await?;
     // Sessions settle what the last daemon left before any client can ask, so a run that died with it is not shown
     // as running. The wait is limited; with very many such sessions the rest settle later.

@@ -80,7 +80,7 @@ impl Daemon {
             }
         };
         if let Err(error) = created {
-            self.forget_env(&session.id);
+            self.remove_session_secrets(&session.id);
             crate::maildir::remove_empty_folders(&self.home, &session.id);
             return Err(error);
         }
@@ -99,7 +99,7 @@ impl Daemon {
     }
 
     /// Removes the stored variables of a session that was not created after all.
-    pub(crate) fn forget_env(&self, id: &SessionId) {
+    pub(crate) fn remove_session_secrets(&self, id: &SessionId) {
         if let Err(error) = self.home.remove_session_secrets(id) {
             tracing::warn!(%error, "could not remove the variables of a session that was not created");
         }

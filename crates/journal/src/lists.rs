@@ -20,8 +20,8 @@ pub struct SessionFilter {
     pub open_only: bool,
     /// Only sessions with unfinished runs.
     pub live_only: bool,
-    /// Only sessions with pending work; see [`SessionRow::has_obligations`].
-    pub obligations_only: bool,
+    /// Only sessions with open work; see [`SessionRow::has_open_work`].
+    pub open_work_only: bool,
     /// Only direct children of this session or fleet.
     pub parent: Option<SessionKey>,
 }
@@ -163,7 +163,7 @@ pub(crate) fn sessions(
     list.index = match filter {
         SessionFilter { parent: Some(_), .. } => "sessions_by_parent",
         SessionFilter { live_only: true, .. } => "sessions_live",
-        SessionFilter { obligations_only: true, .. } => "sessions_owing",
+        SessionFilter { open_work_only: true, .. } => "sessions_owing",
         SessionFilter { workspace: Some(_), open_only: true, .. } => "sessions_open_by_workspace",
         SessionFilter { workspace: Some(_), .. } => "sessions_by_workspace",
         SessionFilter { open_only: true, .. } => "sessions_open",
@@ -173,7 +173,7 @@ pub(crate) fn sessions(
     list.filter_equals("workspace", filter.workspace.map(|workspace| workspace.0));
     list.filter_if(filter.open_only, "closed_at IS NULL");
     list.filter_if(filter.live_only, "live = 1");
-    list.filter_if(filter.obligations_only, "owes = 1");
+    list.filter_if(filter.open_work_only, "owes = 1");
     list.fetch(db, limit, session_row)
 }
 
@@ -518,7 +518,7 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, JournalReadError> {
         title: row.get(4)?,
         closed_at: row.get::<_, Option<i64>>(5)?.map(millis),
         live: row.get(6)?,
-        has_obligations: row.get(7)?,
+        has_open_work: row.get(7)?,
         cost_usd: row.get(8)?,
         budget_usd: row.get(9)?,
         updated_at: millis(row.get(10)?),

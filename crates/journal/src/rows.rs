@@ -36,7 +36,7 @@ pub struct SessionRow {
     pub live: bool,
     /// Whether the session needs an actor after a restart even without unfinished runs: it has a worker, is closing,
     /// must cancel child sessions, or has a mail claim that will expire.
-    pub has_obligations: bool,
+    pub has_open_work: bool,
     /// The cost of the session's own runs.
     pub cost_usd: f64,
     /// The budget for this session and all sessions below it.
@@ -256,7 +256,7 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
             row.title,
             row.closed_at.map(|at| to_sql_int(at.0)),
             row.live,
-            row.has_obligations,
+            row.has_open_work,
             row.cost_usd,
             row.budget_usd,
             to_sql_int(row.updated_at.0),
@@ -277,7 +277,7 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
         row.title,
         row.closed_at.map(|at| to_sql_int(at.0)),
         row.live,
-        row.has_obligations,
+        row.has_open_work,
         row.cost_usd,
         row.budget_usd,
         to_sql_int(row.updated_at.0),

@@ -46,7 +46,7 @@ pub fn fit_update(update: &mut AgentUpdate) {
         }
         AgentUpdate::Turn { update: turn_update, .. } => fit_turn_update(turn_update),
         AgentUpdate::Ask { ask, .. } => self::fit_ask(ask),
-        AgentUpdate::Terminal { outcome, .. } => self::fit_outcome(outcome),
+        AgentUpdate::TurnEnded { outcome, .. } => self::fit_outcome(outcome),
         AgentUpdate::Gone(AgentExitReason::Failed(error)) => self::fit_error(error),
         AgentUpdate::AskWithdrawn { .. }
         | AgentUpdate::AskDelivered { .. }
@@ -243,9 +243,9 @@ mod tests {
         fit_update(&mut ready);
         assert_eq!(ready, AgentUpdate::Ready { agent_session_id: None, steers: false });
         let outcome = TurnOutcome::suspended(vec![json!("t".repeat(INLINE_MAX / 2)); 3]);
-        let mut suspended = AgentUpdate::Terminal { run: RunId::parse("r").unwrap(), outcome };
+        let mut suspended = AgentUpdate::TurnEnded { run: RunId::parse("r").unwrap(), outcome };
         fit_update(&mut suspended);
-        let AgentUpdate::Terminal { outcome, .. } = suspended else { panic!("a terminal") };
+        let AgentUpdate::TurnEnded { outcome, .. } = suspended else { panic!("a terminal") };
         assert_eq!((outcome.stop, outcome.transcript.len()), (TurnStopReason::Error, 0));
     }
 }

@@ -91,7 +91,7 @@ impl UpdateWindow {
             | AgentUpdate::AskDelivered { .. }
             | AgentUpdate::SteerTaken { .. }
             | AgentUpdate::SteerMissed { .. }
-            | AgentUpdate::Terminal { .. }
+            | AgentUpdate::TurnEnded { .. }
             | AgentUpdate::IdleStopped
             | AgentUpdate::Gone(_) => true,
         }

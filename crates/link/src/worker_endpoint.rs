@@ -340,7 +340,7 @@ impl EndpointState {
     /// twice.
     fn reported_presence(&self) -> v1::AgentPresence {
         match self.presence {
-            v1::AgentPresence::ProcessesOnly if self.requests.awaits_agent() => v1::AgentPresence::Starting,
+            v1::AgentPresence::IdleStopped if self.requests.awaits_agent() => v1::AgentPresence::Starting,
             presence => presence,
         }
     }
@@ -371,11 +371,11 @@ impl EndpointState {
     fn apply_update(&mut self, update: &AgentUpdate) {
         match update {
             AgentUpdate::Ready { steers, .. } => self.presence = v1::AgentPresence::Ready { steers: *steers },
-            AgentUpdate::Terminal { run, .. } if self.run.as_ref() == Some(run) => self.run = None,
+            AgentUpdate::TurnEnded { run, .. } if self.run.as_ref() == Some(run) => self.run = None,
             AgentUpdate::IdleStopped => {
-                self.presence = v1::AgentPresence::ProcessesOnly;
+                self.presence = v1::AgentPresence::IdleStopped;
                 self.run = None;
-                self.requests.on_agent_rested();
+                self.requests.on_idle_stopped();
             }
             AgentUpdate::Gone(_) => {
                 self.presence = v1::AgentPresence::Gone;

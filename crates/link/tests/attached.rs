@@ -30,7 +30,7 @@ use crate::pipe_worker::{
 const READY: AgentUpdate = AgentUpdate::Ready { agent_session_id: None, steers: true };
 
 fn terminal() -> AgentUpdate {
-    AgentUpdate::Terminal { run: run(), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
+    AgentUpdate::TurnEnded { run: run(), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
 }
 
 /// An endpoint with an agent that the test plays.
@@ -630,7 +630,7 @@ async fn an_agent_that_was_taken_out_is_not_heard_of_again() {
     drop(agent);
     endpoint.send(AgentUpdate::IdleStopped).await;
     let mut link = open(&PipeWorker::of(&endpoint), 0);
-    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::ProcessesOnly);
+    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::IdleStopped);
     let received = next_updates(&mut link).await;
     assert_eq!(
         received.iter().map(|numbered| numbered.update.clone()).collect::<Vec<_>>(),

@@ -133,12 +133,12 @@ fn text(received: &[NumberedUpdate]) -> String {
 }
 
 fn is_terminal(update: &AgentUpdate) -> bool {
-    matches!(update, AgentUpdate::Terminal { .. })
+    matches!(update, AgentUpdate::TurnEnded { .. })
 }
 
 fn outcome(received: &[NumberedUpdate]) -> &TurnOutcome {
     match &received.last().unwrap().update {
-        AgentUpdate::Terminal { outcome, .. } => outcome,
+        AgentUpdate::TurnEnded { outcome, .. } => outcome,
         other => panic!("{other:?}"),
     }
 }

@@ -31,7 +31,7 @@ fn model_call() -> AgentUpdate {
 }
 
 fn terminal() -> AgentUpdate {
-    AgentUpdate::Terminal { run: run(), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
+    AgentUpdate::TurnEnded { run: run(), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
 }
 
 fn steer(number: u64) -> AgentCommand {

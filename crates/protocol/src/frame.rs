@@ -161,7 +161,7 @@ pub mod v1 {
         },
         /// No agent, but processes that its turns left running on purpose.
         #[serde(rename = "resting")]
-        ProcessesOnly,
+        IdleStopped,
         /// No agent any more. Its last updates wait to be acknowledged.
         Gone,
     }

@@ -56,7 +56,8 @@ pub enum AgentUpdate {
         steer: EventNumber,
     },
     /// The turn has stopped, and the processes that it started have been dealt with.
-    Terminal { run: RunId, outcome: TurnOutcome },
+    #[serde(rename = "terminal")]
+    TurnEnded { run: RunId, outcome: TurnOutcome },
     /// The idle agent was stopped. Its worker stays, because a turn left processes running on purpose.
     #[serde(rename = "rested")]
     IdleStopped,

@@ -40,7 +40,7 @@ pub(crate) struct AgentContext {
 /// Signals between a worker and its agent's task that do not go through the link.
 #[derive(Debug, Default)]
 pub(crate) struct AgentControl {
-    rest_requested: Notify,
+    idle_stop_requested: Notify,
     idle_stopped: Notify,
     keeper_lost: Notify,
     /// What the running turn has used.
@@ -50,7 +50,7 @@ pub(crate) struct AgentControl {
 impl AgentControl {
     /// Asks an idle agent to stop, and waits for it for at most `limit`.
     pub(crate) async fn request_idle_stop(&self, limit: Duration) {
-        self.rest_requested.notify_one();
+        self.idle_stop_requested.notify_one();
         // An agent that takes longer is killed when its processes are swept.
         let _stopped = tokio::time::timeout(limit, self.idle_stopped.notified()).await;
     }
@@ -111,7 +111,7 @@ enum AgentTaskError {
 #[derive(Debug)]
 enum TurnCompletion {
     /// The driver reported the end, on its own or after a cancel.
-    ByItself(DriverTurnEnd),
+    Ended(DriverTurnEnd),
     /// It did not stop in time.
     Killed,
 }
@@ -161,7 +161,7 @@ impl AgentTask {
                         biased;
                         command = self.link_end.next_command() => Box::new(command.ok_or(LinkClosed)?),
                         error = agent.idle(&output) => break Box::new(error),
-                        () = control.rest_requested.notified() => {
+                        () = control.idle_stop_requested.notified() => {
                             Box::pin(agent.stop()).await;
                             return control.report_idle_stopped().await;
                         }
@@ -254,29 +254,29 @@ impl AgentTask {
         let stopping = inbox.is_cancelled();
         let run = &prompt.run;
         match ended {
-            TurnCompletion::ByItself(DriverTurnEnd::Stopped(mut outcome)) if stopping => {
+            TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome)) if stopping => {
                 let (processes, leftovers) = self.sweep_turn(&prompt, &inbox).await?;
                 outcome.processes = processes;
                 outcome.agent_ends = leftovers.is_some();
                 outcome.stop = limit.unwrap_or(outcome.stop);
-                self.send_terminal(&inbox, run, outcome).await?;
+                self.report_turn_end(&inbox, run, outcome).await?;
                 match leftovers {
                     Some(leftovers) => self.finish_agent(AgentExitReason::Stopped, leftovers).await.map(Some),
                     None => Ok(None),
                 }
             }
-            TurnCompletion::ByItself(DriverTurnEnd::Stopped(outcome)) => {
+            TurnCompletion::Ended(DriverTurnEnd::Stopped(outcome)) => {
                 if let Some(agent_processes) = &self.agent_processes {
                     agent_processes.end_turn().await?;
                 }
-                self.send_terminal(&inbox, run, outcome).await?;
+                self.report_turn_end(&inbox, run, outcome).await?;
                 Ok(None)
             }
             // Some agents stop by exiting. They did what they were asked to do, so this is not a failure.
-            TurnCompletion::ByItself(DriverTurnEnd::AgentExited(_)) if stopping => {
+            TurnCompletion::Ended(DriverTurnEnd::AgentExited(_)) if stopping => {
                 self.kill_agent(&inbox, run, limit).await.map(Some)
             }
-            TurnCompletion::ByItself(DriverTurnEnd::AgentExited(error)) => {
+            TurnCompletion::Ended(DriverTurnEnd::AgentExited(error)) => {
                 self.fail_turn(&inbox, run, error).await.map(Some)
             }
             TurnCompletion::Killed => self.kill_agent(&inbox, run, limit).await.map(Some),
@@ -312,7 +312,7 @@ impl AgentTask {
                     out_of_grace.as_mut().reset(Instant::now() + cancel_grace(&prompt.limits));
                 }
                 () = &mut out_of_grace, if limit.is_some() => return Ok((TurnCompletion::Killed, limit)),
-                ended = &mut turn_end => return Ok((TurnCompletion::ByItself(ended?), limit)),
+                ended = &mut turn_end => return Ok((TurnCompletion::Ended(ended?), limit)),
             }
         }
     }
@@ -354,7 +354,7 @@ impl AgentTask {
         let (processes, leftovers) = self.end_agent(Duration::ZERO).await?;
         let stop = limit.unwrap_or(TurnStopReason::Cancelled);
         let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::of(stop) };
-        self.send_terminal(inbox, run, outcome).await?;
+        self.report_turn_end(inbox, run, outcome).await?;
         self.finish_agent(AgentExitReason::Stopped, leftovers).await
     }
 
@@ -369,7 +369,7 @@ impl AgentTask {
         let (processes, leftovers) = self.end_agent(SWEEP_GRACE).await?;
         if leftovers {
             let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::failed(error.clone()) };
-            self.send_terminal(inbox, run, outcome).await?;
+            self.report_turn_end(inbox, run, outcome).await?;
         } else if processes.survivors > 0 {
             // `Gone` also ends the turn, and has no field for this count.
             let ProcessCleanup { survivors, .. } = processes;
@@ -388,7 +388,7 @@ impl AgentTask {
         match prompt {
             Some(AgentCommand::Prompt { run, .. }) if leftovers => {
                 let outcome = TurnOutcome { agent_ends: true, ..TurnOutcome::failed(error.clone()) };
-                self.link_end.send(AgentUpdate::Terminal { run: run.clone(), outcome }).await?;
+                self.link_end.send(AgentUpdate::TurnEnded { run: run.clone(), outcome }).await?;
                 self.finish_agent(AgentExitReason::Failed(error), leftovers).await
             }
             // A run that waits for its agent learns of the failure only through `Gone`.
@@ -418,7 +418,7 @@ impl AgentTask {
                     prompt @ AgentCommand::Prompt { .. } => return Ok(IdleExitResult::Restart(Box::new(prompt))),
                     other => self.reject_late_command(other).await?,
                 },
-                () = control.rest_requested.notified() => return control.report_idle_stopped().await,
+                () = control.idle_stop_requested.notified() => return control.report_idle_stopped().await,
             }
         }
     }
@@ -448,7 +448,7 @@ impl AgentTask {
             AgentCommand::Prompt { run, .. } => {
                 let error = RunError::new("agent_exited", "the agent was about to end");
                 let outcome = TurnOutcome { agent_ends: true, ..TurnOutcome::failed(error) };
-                self.link_end.send(AgentUpdate::Terminal { run, outcome }).await?;
+                self.link_end.send(AgentUpdate::TurnEnded { run, outcome }).await?;
                 self.link_end.send(AgentUpdate::IdleStopped).await
             }
             AgentCommand::Cancel { .. } | AgentCommand::Kill { .. } | AgentCommand::Answer { .. } => Ok(()),
@@ -466,7 +466,7 @@ impl AgentTask {
         }
     }
 
-    async fn send_terminal(
+    async fn report_turn_end(
         &self,
         inbox: &DriverInbox,
         run: &RunId,
@@ -475,7 +475,7 @@ impl AgentTask {
         for steer in inbox.take_missed_steers() {
             self.link_end.send(AgentUpdate::SteerMissed { steer }).await?;
         }
-        self.link_end.send(AgentUpdate::Terminal { run: run.clone(), outcome }).await
+        self.link_end.send(AgentUpdate::TurnEnded { run: run.clone(), outcome }).await
     }
 }
 
@@ -500,7 +500,7 @@ async fn apply_to_turn(
         AgentCommand::Prompt { run, .. } => {
             let busy =
                 RunError::new("agent_busy", "the agent was given a prompt in the middle of another turn");
-            link_end.send(AgentUpdate::Terminal { run, outcome: TurnOutcome::failed(busy) }).await?;
+            link_end.send(AgentUpdate::TurnEnded { run, outcome: TurnOutcome::failed(busy) }).await?;
         }
     }
     Ok(false)

@@ -191,7 +191,7 @@ impl ExecutorRun {
                                 // A peer that no longer reads is noticed as a cancel.
                                 AgentUpdate::Turn { update, .. } => drop(turn.send_update(update).await),
                                 AgentUpdate::Ask { ask, .. } => approvals.push(request_approval(turn, ask)),
-                                AgentUpdate::Terminal { outcome, .. } => return outcome,
+                                AgentUpdate::TurnEnded { outcome, .. } => return outcome,
                                 _ => {}
                             }
                         }

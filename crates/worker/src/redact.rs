@@ -64,7 +64,7 @@ impl AgentOutputFilter for Redactor {
         match &update {
             AgentUpdate::Turn { run, .. }
             | AgentUpdate::Ask { run, .. }
-            | AgentUpdate::Terminal { run, .. } => {
+            | AgentUpdate::TurnEnded { run, .. } => {
                 self.flush_streams(|stream| stream.run != *run, out);
             }
             AgentUpdate::Ready { .. } | AgentUpdate::IdleStopped | AgentUpdate::Gone(_) => {
@@ -100,7 +100,7 @@ impl AgentOutputFilter for Redactor {
                     out,
                 );
             }
-            AgentUpdate::Terminal { .. } => self.flush_streams(|_| true, out),
+            AgentUpdate::TurnEnded { .. } => self.flush_streams(|_| true, out),
             _ => {}
         }
         event_size::fit_update(&mut update);
@@ -176,7 +176,7 @@ impl SecretMatcher {
         match update {
             AgentUpdate::Turn { update: turn_update, .. } => self.redact_turn_update(turn_update),
             AgentUpdate::Ask { ask, .. } => self.redact_ask(ask),
-            AgentUpdate::Terminal { outcome, .. } => self.redact_outcome(outcome),
+            AgentUpdate::TurnEnded { outcome, .. } => self.redact_outcome(outcome),
             AgentUpdate::Gone(AgentExitReason::Failed(error)) => self.redact_error(error),
             AgentUpdate::Ready { .. }
             | AgentUpdate::AskWithdrawn { .. }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn terminal_update() -> AgentUpdate {
-        AgentUpdate::Terminal { run: run_id("r"), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
+        AgentUpdate::TurnEnded { run: run_id("r"), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
     }
 
     fn redact_all(
@@ -457,7 +457,7 @@ mod tests {
             }),
             turn_update(TurnUpdate::ToolOutput { call_id: "1".into(), text: "hunter2".into() }),
             turn_update(TurnUpdate::Notice { text: "hunter2".into() }),
-            AgentUpdate::Terminal {
+            AgentUpdate::TurnEnded {
                 run: run_id("r"),
                 outcome: TurnOutcome {
                     text: Some("hunter2".into()),

@@ -136,7 +136,7 @@ pub(crate) mod tests {
             risk,
             prompt: String::new(),
             options: Vec::new(),
-            by_call: false,
+            asked_by_tool: false,
             opened_at: Millis(0),
             state: AskStatus::Pending,
             answer: None,

@@ -38,7 +38,7 @@ impl FleetStepBuilder<'_> {
             risk: Risk::Low,
             prompt: format!("What is the result?\n\n{}", shown.collect::<Vec<_>>().join("\n\n")),
             options: Vec::new(),
-            by_call: false,
+            asked_by_tool: false,
             opened_at: self.context.now,
             state: AskStatus::Pending,
             answer: None,

@@ -48,7 +48,7 @@ pub enum FleetInput {
     /// A run has ended. Delivered at least once for every run that the fleet assigned; other runs are ignored.
     RunFinished(FinishedRun),
     /// The prompt of this run was delivered as a steer to another run, so this run will never exist.
-    RunAbsorbed(RunId),
+    RunDeliveredAsSteer(RunId),
     /// A [`deadline`] may have passed.
     Tick,
     /// The state was just rebuilt from the journal: repeat the effects for open runs.
@@ -127,7 +127,7 @@ pub fn step(state: &mut FleetState, input: FleetInput, context: FleetContext) ->
         FleetInput::Command(FleetCommand::Cancel) => builder.handle_cancel(),
         FleetInput::Command(FleetCommand::Answer { ask, answer }) => builder.answer_ask(&ask, answer),
         FleetInput::RunFinished(finished) => builder.handle_run_finished(&finished),
-        FleetInput::RunAbsorbed(run) => builder.handle_run_absorbed(&run),
+        FleetInput::RunDeliveredAsSteer(run) => builder.handle_run_delivered_as_steer(&run),
         FleetInput::Tick => builder.handle_tick(),
         FleetInput::Wake => builder.handle_wake(),
     }

@@ -49,7 +49,7 @@ impl FleetStepBuilder<'_> {
     }
 
     /// Handles a mention that was delivered as a steer: there is no run left to wait for.
-    pub(super) fn handle_run_absorbed(&mut self, run: &RunId) {
+    pub(super) fn handle_run_delivered_as_steer(&mut self, run: &RunId) {
         if !self
             .open_assigned_runs()
             .any(|(assignment, assigned)| assignment.by_mention && assigned.run == *run)

@@ -104,7 +104,7 @@ mod tests {
             risk: Risk::Medium,
             prompt: String::new(),
             options: Vec::new(),
-            by_call: false,
+            asked_by_tool: false,
             opened_at: Millis(0),
             state,
             answer: decision.map(|decision| AskAnswer { decision: Some(decision), ..AskAnswer::default() }),

@@ -47,14 +47,15 @@ impl SessionStepBuilder<'_> {
             match self.context.agent {
                 AgentAvailability::Ready { .. } if self.suspension().is_some() => self.resume_run(run),
                 AgentAvailability::Ready { .. } => self.start_run(run),
-                AgentAvailability::Absent | AgentAvailability::WorkerOnly => match self.restart_limit_error()
-                {
-                    Some(error) => {
-                        self.finish_run_with(&run, RunEnding::failed(error));
-                        continue;
+                AgentAvailability::Absent | AgentAvailability::IdleStopped => {
+                    match self.restart_limit_error() {
+                        Some(error) => {
+                            self.finish_run_with(&run, RunEnding::failed(error));
+                            continue;
+                        }
+                        None => self.launch_agent(&run),
                     }
-                    None => self.launch_agent(&run),
-                },
+                }
                 AgentAvailability::Starting | AgentAvailability::Lost => {}
             }
             break;

@@ -24,11 +24,11 @@ const COST_MAX: f64 = 1e9;
 impl SessionStepBuilder<'_> {
     /// Handles one update. A repeated number is ignored: the link delivers at least once, and the journalled number
     /// makes that exactly once.
-    pub(super) fn handle_link_message(&mut self, number: UpdateNumber, update: AgentUpdate) {
-        if number <= self.last_link_number || self.closed {
+    pub(super) fn handle_update(&mut self, number: UpdateNumber, update: AgentUpdate) {
+        if number <= self.last_update_number || self.closed {
             return;
         }
-        self.set_link_number(number);
+        self.set_update_number(number);
         match update {
             AgentUpdate::Ready { agent_session_id, .. } => {
                 if agent_session_id.is_some() && agent_session_id != self.agent_session_id {
@@ -59,7 +59,7 @@ impl SessionStepBuilder<'_> {
                     self.requeue_missed_steer(&run, steer);
                 }
             }
-            AgentUpdate::Terminal { run, outcome } => self.handle_turn_end(&run, outcome),
+            AgentUpdate::TurnEnded { run, outcome } => self.handle_turn_end(&run, outcome),
             AgentUpdate::IdleStopped => self.advance(),
             AgentUpdate::Gone(gone) => self.handle_worker_gone(gone),
         }
@@ -150,7 +150,7 @@ impl SessionStepBuilder<'_> {
             risk,
             prompt,
             options,
-            by_call: false,
+            asked_by_tool: false,
             opened_at: self.context.now,
             state: AskStatus::Pending,
             answer: None,
@@ -213,7 +213,7 @@ impl SessionStepBuilder<'_> {
     pub(super) fn resolve_ask(&mut self, resolved: AskResolved) {
         let (id, run) = (resolved.ask_id.clone(), resolved.ask.run_id.clone());
         let number = self.emit(run, EventBody::AskResolved(resolved));
-        if let Some(AskEntry::Answered { reply, by_call: false, .. }) = self.asks.get(&id) {
+        if let Some(AskEntry::Answered { reply, asked_by_tool: false, .. }) = self.asks.get(&id) {
             let reply = reply.clone();
             self.add_effect(SessionEffect::SendAnswer { number, ask: id, reply });
         }

@@ -30,7 +30,10 @@ impl SessionStepBuilder<'_> {
             SessionCommand::CancelFromParent { cause } => self.cancel_from_parent(cause),
             SessionCommand::ChildrenCancelled { number } => {
                 if self.pending_child_cancel == Some(number) {
-                    self.emit_update(SessionUpdated { below_cancelled: Some(number), ..Default::default() });
+                    self.emit_update(SessionUpdated {
+                        children_cancelled: Some(number),
+                        ..Default::default()
+                    });
                 }
                 self.set_reply(CommandReply::Done);
             }
@@ -62,7 +65,7 @@ impl SessionStepBuilder<'_> {
             SessionCommand::Close { purge } => self.close(purge),
             SessionCommand::ChildrenClosed => {
                 if self.closing.is_some() && !self.children_closed {
-                    self.emit_update(SessionUpdated { below_closed: true, ..Default::default() });
+                    self.emit_update(SessionUpdated { children_closed: true, ..Default::default() });
                 }
                 self.advance();
                 self.set_reply(CommandReply::Done);
@@ -200,7 +203,7 @@ impl SessionStepBuilder<'_> {
 
     fn cancel_children(&mut self) {
         if !self.children.is_empty() {
-            let number = self.emit_update(SessionUpdated { cancels_below: true, ..Default::default() });
+            let number = self.emit_update(SessionUpdated { cancels_children: true, ..Default::default() });
             self.add_effect(SessionEffect::CancelChildren { number });
         }
     }
@@ -269,9 +272,9 @@ impl SessionStepBuilder<'_> {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else { return };
         let mut ask = ask.clone();
         ask.state = AskStatus::Withdrawn;
-        let (run, by_call) = (ask.run_id.clone(), ask.by_call);
+        let (run, asked_by_tool) = (ask.run_id.clone(), ask.asked_by_tool);
         let number = self.emit(run, EventBody::AskResolved(AskResolved::new(ask, by)));
-        if by == ResolvedBy::Cancel && !by_call {
+        if by == ResolvedBy::Cancel && !asked_by_tool {
             self.add_effect(SessionEffect::SendAnswer {
                 number,
                 ask: id.clone(),

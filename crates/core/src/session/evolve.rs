@@ -21,8 +21,8 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
     debug_assert_eq!(event.number.0, state.number.0 + 1, "events of a session come in order");
     state.number = event.number;
     state.updated_at = event.ts;
-    if let Some(number) = event.link_number {
-        state.last_link_number = state.last_link_number.max(number);
+    if let Some(number) = event.update_number {
+        state.last_update_number = state.last_update_number.max(number);
     }
     let run_id = event.run.as_ref();
     match &event.body {
@@ -286,14 +286,14 @@ fn apply_session_updated(state: &mut SessionState, event: &SessionEvent, change:
         }
     }
     state.last_parent_cancel = change.parent_cancel.unwrap_or(state.last_parent_cancel);
-    if change.cancels_below {
+    if change.cancels_children {
         state.pending_child_cancel = Some(event.number);
     }
-    if change.below_cancelled.is_some() && change.below_cancelled == state.pending_child_cancel {
+    if change.children_cancelled.is_some() && change.children_cancelled == state.pending_child_cancel {
         state.pending_child_cancel = None;
     }
     state.closing = change.closing.or(state.closing);
-    state.children_closed |= change.below_closed;
+    state.children_closed |= change.children_closed;
     if change.stops_agent && state.worker.is_some() {
         state.worker_stopping_since.get_or_insert(event.ts);
     }
@@ -317,8 +317,9 @@ fn apply_ask_resolved(state: &mut SessionState, id: &AskId, number: EventNumber,
             if always {
                 reply.decision = Some(PermissionDecision::AllowOnce);
             }
-            let (run, by_call) = (ask.run_id.clone(), ask.by_call);
-            let entry = AskEntry::Answered { run, number, reply: AskResolution::Answered(reply), by_call };
+            let (run, asked_by_tool) = (ask.run_id.clone(), ask.asked_by_tool);
+            let entry =
+                AskEntry::Answered { run, number, reply: AskResolution::Answered(reply), asked_by_tool };
             state.asks.insert(id.clone(), entry);
         }
         _ => {

@@ -57,7 +57,7 @@ pub enum AgentAvailability {
     /// No agent and no worker.
     Absent,
     /// No agent, but its worker lives on for processes that earlier turns left running.
-    WorkerOnly,
+    IdleStopped,
     Starting,
     Ready {
         /// The agent accepts steers during a turn.
@@ -73,7 +73,7 @@ pub enum SessionInput {
     /// A request from a client or from the daemon itself.
     Command(SessionCommand),
     /// An update from the agent's side, under its link number.
-    LinkMessage(UpdateNumber, AgentUpdate),
+    Update(UpdateNumber, AgentUpdate),
     /// The connection broke; the agent may still be alive.
     LinkLost,
     /// The worker is connected.
@@ -246,7 +246,7 @@ pub struct SessionEvent {
     pub ts: Millis,
     pub run: Option<RunId>,
     /// The number of the agent update that caused this event. Only the first event of a step has it.
-    pub link_number: Option<UpdateNumber>,
+    pub update_number: Option<UpdateNumber>,
     pub body: EventBody,
 }
 
@@ -394,7 +394,7 @@ pub fn step(state: &mut SessionState, input: SessionInput, context: &SessionCont
     let mut builder = SessionStepBuilder::new(state, *context);
     match input {
         SessionInput::Command(command) => builder.handle_command(command),
-        SessionInput::LinkMessage(number, update) => builder.handle_link_message(number, update),
+        SessionInput::Update(number, update) => builder.handle_update(number, update),
         SessionInput::LinkLost => {}
         SessionInput::WorkerAttached { applied, reattached, run_time_ms } => {
             builder.handle_worker_attached(applied, reattached, run_time_ms)

@@ -18,7 +18,7 @@ pub struct SessionState {
     pub number: EventNumber,
     /// The last agent update that caused an event. An update with this number or a lower one is a repeat.
     #[serde(rename = "taken")]
-    pub last_link_number: UpdateNumber,
+    pub last_update_number: UpdateNumber,
     /// The settings it was created with, and later changes.
     pub settings: SessionCreated,
     /// The agent's own id of the conversation, used to resume it.
@@ -223,8 +223,8 @@ pub enum AskEntry {
         /// The reply that the agent gets.
         reply: AskResolution,
         /// A tool call waits for the answer, so nothing is sent over the link.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        by_call: bool,
+        #[serde(rename = "by_call", default, skip_serializing_if = "std::ops::Not::not")]
+        asked_by_tool: bool,
     },
 }
 
@@ -262,7 +262,7 @@ impl SessionState {
             id,
             workspace,
             number: EventNumber(1),
-            last_link_number: UpdateNumber(0),
+            last_update_number: UpdateNumber(0),
             settings: created,
             agent_session_id: None,
             worker: None,

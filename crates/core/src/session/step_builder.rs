@@ -17,7 +17,7 @@ pub(super) struct SessionStepBuilder<'a> {
     state: &'a mut SessionState,
     pub(super) context: SessionContext,
     /// The number of the agent update being handled, until the first event takes it.
-    link_number: Option<UpdateNumber>,
+    update_number: Option<UpdateNumber>,
     step: SessionStep,
 }
 
@@ -30,18 +30,23 @@ impl Deref for SessionStepBuilder<'_> {
 
 impl<'a> SessionStepBuilder<'a> {
     pub(super) fn new(state: &'a mut SessionState, context: SessionContext) -> Self {
-        Self { state, context, link_number: None, step: SessionStep::default() }
+        Self { state, context, update_number: None, step: SessionStep::default() }
     }
 
-    pub(super) fn set_link_number(&mut self, number: UpdateNumber) {
-        self.link_number = Some(number);
+    pub(super) fn set_update_number(&mut self, number: UpdateNumber) {
+        self.update_number = Some(number);
     }
 
     /// Adds an event to the step, applies it and returns its number.
     pub(super) fn emit(&mut self, run: Option<RunId>, body: EventBody) -> EventNumber {
         let number = EventNumber(self.state.number.0 + 1);
-        let event =
-            SessionEvent { number, ts: self.context.now, run, link_number: self.link_number.take(), body };
+        let event = SessionEvent {
+            number,
+            ts: self.context.now,
+            run,
+            update_number: self.update_number.take(),
+            body,
+        };
         self.step.rows.extend(apply_event(self.state, &event));
         self.step.session_changed |= rows::changes_session_row(&event.body);
         self.step.events.push(event);

@@ -27,7 +27,7 @@ impl SessionStepBuilder<'_> {
             risk: Risk::Low,
             prompt,
             options,
-            by_call: true,
+            asked_by_tool: true,
             opened_at: self.context.now,
             state: AskStatus::Pending,
             answer: None,
@@ -38,7 +38,7 @@ impl SessionStepBuilder<'_> {
 
     /// Records that the tool call has the answer. A repeat changes nothing.
     pub(super) fn record_answer_delivered(&mut self, id: &AskId) {
-        if let Some(AskEntry::Answered { run, by_call: true, .. }) = self.asks.get(id) {
+        if let Some(AskEntry::Answered { run, asked_by_tool: true, .. }) = self.asks.get(id) {
             let run = run.clone();
             self.emit(run, EventBody::AskDelivered(AskDelivered { ask_id: id.clone() }));
         }
@@ -47,7 +47,7 @@ impl SessionStepBuilder<'_> {
 
     /// Withdraws a question, if it was asked by a tool call.
     pub(super) fn withdraw_question(&mut self, id: &AskId) {
-        if matches!(self.asks.get(id), Some(AskEntry::Pending(ask)) if ask.by_call) {
+        if matches!(self.asks.get(id), Some(AskEntry::Pending(ask)) if ask.asked_by_tool) {
             self.withdraw_ask(id, ResolvedBy::Agent);
         }
         self.set_reply(CommandReply::Done);

@@ -70,7 +70,7 @@ impl SessionStepBuilder<'_> {
     /// A new first run would need a new agent, and the limit on live agents is reached.
     pub(super) fn must_wait_for_slot(&self) -> bool {
         let needs_launch =
-            matches!(self.context.agent, AgentAvailability::Absent | AgentAvailability::WorkerOnly);
+            matches!(self.context.agent, AgentAvailability::Absent | AgentAvailability::IdleStopped);
         needs_launch
             && !self.context.slot_available
             && !self.context.over_budget
@@ -178,7 +178,7 @@ impl SessionStepBuilder<'_> {
             );
         }
         for (id, entry) in &self.asks {
-            if let AskEntry::Answered { number, reply, by_call: false, .. } = entry {
+            if let AskEntry::Answered { number, reply, asked_by_tool: false, .. } = entry {
                 let effect =
                     SessionEffect::SendAnswer { number: *number, ask: id.clone(), reply: reply.clone() };
                 unapplied.push((*number, effect));

@@ -39,10 +39,10 @@ fn a_mention_delivered_as_a_steer_is_no_longer_awaited() {
     let mut fleet = mentioning_fleet(&["b.done -> c"]);
     fleet.done_with("a", "@b look");
     let (_, run) = fleet.open_runs().remove(0);
-    fleet.step(FleetInput::RunAbsorbed(run.clone()));
+    fleet.step(FleetInput::RunDeliveredAsSteer(run.clone()));
     assert!(fleet.busy_sessions().is_empty(), "its end is not b's end");
     assert_eq!(fleet.status(), FleetStatus::Done);
-    let step = fleet.step(FleetInput::RunAbsorbed(run));
+    let step = fleet.step(FleetInput::RunDeliveredAsSteer(run));
     assert!(step.events.is_empty(), "a repeat has no effect");
     fleet.crash();
 }

@@ -68,7 +68,7 @@ impl SessionHarness {
 
     pub(crate) fn receive(&mut self, update: AgentUpdate) -> SessionStep {
         self.update_count += 1;
-        self.input(SessionInput::LinkMessage(UpdateNumber(self.update_count), update))
+        self.input(SessionInput::Update(UpdateNumber(self.update_count), update))
     }
 
     pub(crate) fn end(&mut self, run: &str, stop: TurnStopReason) -> SessionStep {
@@ -76,7 +76,7 @@ impl SessionHarness {
         let error =
             (stop == TurnStopReason::Error).then(|| RunError::new("agent_error", format!("{run} failed")));
         let outcome = TurnOutcome { error, ..TurnOutcome::of(stop) };
-        self.receive(AgentUpdate::Terminal { run, outcome })
+        self.receive(AgentUpdate::TurnEnded { run, outcome })
     }
 
     pub(crate) fn ask(&mut self, run: &str, id: &str, kind: AskKind) -> SessionStep {

@@ -24,7 +24,7 @@ impl SimulatedSession {
         each_number(&mut state, &mut |number| *number = rank(*number));
         forget_times(&mut state);
         state.number = EventNumber(0);
-        state.last_link_number = UpdateNumber(0);
+        state.last_update_number = UpdateNumber(0);
         if state.worker.is_some() {
             state.worker = Some(WorkerId::of_session(&state.id, EventNumber(0)));
         }

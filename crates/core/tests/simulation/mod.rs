@@ -391,9 +391,9 @@ impl SimulatedSession {
 
     /// Delivers an update twice: the second time it must have no effect.
     fn receive(&mut self, (number, update): (UpdateNumber, AgentUpdate)) {
-        self.input(SessionInput::LinkMessage(number, update.clone()));
-        if number <= self.state.last_link_number {
-            self.assert_no_effect(SessionInput::LinkMessage(number, update));
+        self.input(SessionInput::Update(number, update.clone()));
+        if number <= self.state.last_update_number {
+            self.assert_no_effect(SessionInput::Update(number, update));
         }
         if self.state.worker.is_none() {
             self.assert_no_effect(SessionInput::WorkerGone(AgentExitReason::Lost));

@@ -126,7 +126,7 @@ impl ContractObserver {
             (command, &step.reply)
         {
             assert_eq!(*reported, cancelled, "the receipt of a cancel");
-            let below = |event: &SessionEvent| matches!(&event.body, EventBody::SessionUpdated(change) if change.cancels_below);
+            let below = |event: &SessionEvent| matches!(&event.body, EventBody::SessionUpdated(change) if change.cancels_children);
             if cancelled.is_empty() {
                 assert!(step.events.iter().all(below), "a cancel without runs changes nothing here");
             }
@@ -246,7 +246,10 @@ impl ContractObserver {
             EventBody::RunQueued(queued) if queued.reason == QueueReason::Capacity => {
                 assert!(
                     !context.slot_available
-                        && matches!(context.agent, AgentAvailability::Absent | AgentAvailability::WorkerOnly)
+                        && matches!(
+                            context.agent,
+                            AgentAvailability::Absent | AgentAvailability::IdleStopped
+                        )
                 );
                 assert!(!std::mem::replace(&mut observed.queued_for_slot, true), "queued for capacity once");
             }

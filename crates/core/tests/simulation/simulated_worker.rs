@@ -128,7 +128,7 @@ impl SimulatedWorker {
                 AgentAvailability::Starting
             }
             SimulatedAgentState::Ready => AgentAvailability::Ready { steerable: true },
-            SimulatedAgentState::Resting => AgentAvailability::WorkerOnly,
+            SimulatedAgentState::Resting => AgentAvailability::IdleStopped,
         }
     }
 
@@ -425,7 +425,7 @@ impl SimulatedWorker {
                         TurnStopReason::Suspended
                     }
                 };
-                AgentUpdate::Terminal { run, outcome: TurnOutcome::of(stop) }
+                AgentUpdate::TurnEnded { run, outcome: TurnOutcome::of(stop) }
             }
             (_, None) => unreachable!("only offered in a turn"),
         };

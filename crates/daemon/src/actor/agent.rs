@@ -27,7 +27,7 @@ pub(super) struct SessionAgent {
     /// When the connection was last lost.
     lost_since: Option<Instant>,
     /// Whether this worker was started by a previous daemon and has not been reached yet: reattaching makes an event.
-    is_from_before: bool,
+    is_from_previous_daemon: bool,
     /// Whether settings have changed since the agent was started.
     outdated: bool,
 }
@@ -51,7 +51,7 @@ enum SessionAgentPhase {
 }
 
 impl SessionAgent {
-    pub(super) fn link_state(&self) -> AgentAvailability {
+    pub(super) fn availability(&self) -> AgentAvailability {
         match self.phase {
             _ if self.link.is_none() => AgentAvailability::Absent,
             SessionAgentPhase::Ended => AgentAvailability::Absent,
@@ -60,7 +60,7 @@ impl SessionAgent {
             SessionAgentPhase::Ready { steers } if !self.outdated => {
                 AgentAvailability::Ready { steerable: steers }
             }
-            SessionAgentPhase::IdleStopped => AgentAvailability::WorkerOnly,
+            SessionAgentPhase::IdleStopped => AgentAvailability::IdleStopped,
             SessionAgentPhase::Ready { .. }
             | SessionAgentPhase::Starting
             | SessionAgentPhase::Stopping
@@ -100,7 +100,7 @@ impl SessionAgent {
     /// Takes the link to a worker of a previous daemon, which counts as lost until it is reached.
     pub(super) fn set_existing_link(&mut self, link: AgentLink) {
         let (link, lost_since) = (Some(Box::new(link)), Some(Instant::now()));
-        *self = Self { link, lost_since, is_lost: true, is_from_before: true, ..Self::default() };
+        *self = Self { link, lost_since, is_lost: true, is_from_previous_daemon: true, ..Self::default() };
     }
 
     /// Starts the agent again in the worker whose agent was stopped.
@@ -173,13 +173,13 @@ impl SessionAgent {
         ) {
             self.phase = match presence {
                 AgentPresence::Ready { steers } => SessionAgentPhase::Ready { steers },
-                AgentPresence::ProcessesOnly => SessionAgentPhase::IdleStopped,
+                AgentPresence::IdleStopped => SessionAgentPhase::IdleStopped,
                 AgentPresence::Empty | AgentPresence::Starting | AgentPresence::Gone => {
                     SessionAgentPhase::Starting
                 }
             };
         }
-        std::mem::take(&mut self.is_from_before) || reattached
+        std::mem::take(&mut self.is_from_previous_daemon) || reattached
     }
 
     pub(super) fn mark_idle_stopped(&mut self) {
@@ -197,7 +197,7 @@ impl SessionAgent {
 
     /// Whether this is a worker of a previous daemon that was never reached.
     pub(super) fn was_never_reached(&self) -> bool {
-        self.is_from_before
+        self.is_from_previous_daemon
     }
 
     /// Records that the agent's last update has arrived; only its acknowledgement is left to do.

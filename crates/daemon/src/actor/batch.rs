@@ -123,7 +123,7 @@ impl ActorBatch {
                 run: event.run.clone(),
                 kind: event.body.kind(),
                 data: event.body.encode().map_err(encode_failed)?,
-                update_number: event.link_number,
+                update_number: event.update_number,
             });
         }
         for child in &mut self.created_children {
@@ -322,7 +322,7 @@ pub(crate) fn session_row(
         closed_at: state.closed.then_some(state.updated_at),
         live: state.is_busy(),
         // The next daemon must reattach to a worker that is left.
-        has_obligations: state.has_pending_obligations() || state.worker.is_some(),
+        has_open_work: state.has_pending_obligations() || state.worker.is_some(),
         cost_usd: state.usage.cost_usd,
         budget_usd: state.settings.limits.budget_usd,
         updated_at: state.updated_at,

@@ -66,7 +66,7 @@ impl SessionActor {
             SessionEffect::CheckBudget => self.check_budget().await,
             SessionEffect::Purge => {
                 self.purged = true;
-                self.forget_env();
+                self.remove_session_secrets();
                 crate::maildir::remove_folders(&self.daemon.home, &self.session.id);
             }
         }
@@ -74,7 +74,7 @@ impl SessionActor {
 
     /// Removes the stored variables and token of a closed session: it starts no more agents, and nobody else may read
     /// them.
-    pub(super) fn forget_env(&self) {
+    pub(super) fn remove_session_secrets(&self) {
         if let Err(error) = self.daemon.home.remove_session_secrets(&self.session.id) {
             tracing::warn!(session = %self.session.id, %error, "could not remove the variables of a closed session");
         }
@@ -89,7 +89,7 @@ impl SessionActor {
         }
         // A second request before the first is judged does not change the reason.
         let gone = if was_preparing { AgentExitReason::Stopped } else { otherwise };
-        self.retry_inputs.get_or_insert_default().gone.get_or_insert(gone);
+        self.pending_inputs.get_or_insert_default().gone.get_or_insert(gone);
     }
 
     async fn launch_agent(&mut self, worker: WorkerId, new_worker: bool) {
@@ -132,7 +132,7 @@ impl SessionActor {
             agent_session_id: self.state.agent_session_id.clone(),
             last_active: self.state.last_finished,
             manifest,
-            after: self.state.last_link_number,
+            after: self.state.last_update_number,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };
         // An agent that may not act itself may not have other sessions act for it either.
@@ -149,7 +149,7 @@ impl SessionActor {
 
     /// Reports a problem before the start as an agent that failed to start.
     pub(super) fn fail_agent(&mut self, error: RunError) {
-        self.retry_inputs.get_or_insert_default().gone = Some(AgentExitReason::Failed(error));
+        self.pending_inputs.get_or_insert_default().gone = Some(AgentExitReason::Failed(error));
     }
 
     /// Sends a prompt to the agent, or the results that a suspended run waited for. The contents of attachments go

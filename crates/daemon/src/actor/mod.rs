@@ -31,7 +31,7 @@ pub(crate) use reply::{ActorReply, CommandCompletion, run_id_conflict};
 
 use crate::daemon::{Daemon, SessionAddress};
 use crate::registry::ActorMailbox;
-use crate::workers::{SlotUse, WorkerAttachment};
+use crate::workers::{RecordedWorker, SlotUse};
 use agent::SessionAgent;
 use batch::{ActorBatch, PromptCache};
 pub(crate) use batch::{ChildCreation, FirstEventIndex, encode_failed, row_change, session_row};
@@ -121,7 +121,7 @@ pub(crate) async fn run_actor(
                 preparation: None,
                 idle_timeout: None,
                 prompts,
-                retry_inputs: None,
+                pending_inputs: None,
                 purged: false,
             };
             actor.run().await;
@@ -174,14 +174,14 @@ struct SessionActor {
     prompts: PromptCache,
     /// Inputs that the actor itself gives the machine before any new update: at its start, when no agent could be
     /// started or there is none to stop, and again after a failed append.
-    retry_inputs: Option<Box<RetryInputs>>,
+    pending_inputs: Option<Box<PendingInputs>>,
     /// Whether the session's events have been deleted.
     purged: bool,
 }
 
-/// Inputs that must be judged before any new update of the agent is; see [`SessionActor::retry_inputs`].
+/// Inputs that must be judged before any new update of the agent is; see [`SessionActor::pending_inputs`].
 #[derive(Default)]
-struct RetryInputs {
+struct PendingInputs {
     messages: Vec<NumberedUpdate>,
     attached: Option<SessionInput>,
     gone: Option<AgentExitReason>,
@@ -202,7 +202,7 @@ enum ActorWakeup {
 
 impl SessionActor {
     async fn run(&mut self) {
-        let mut retry = RetryInputs { wake: true, ..RetryInputs::default() };
+        let mut retry = PendingInputs { wake: true, ..PendingInputs::default() };
         if let Some(recorded) = self.recorded_worker() {
             self.idle_timeout = self.agent_idle_timeout();
             self.agent.set_existing_link(self.daemon.workers.attach(recorded));
@@ -210,8 +210,8 @@ impl SessionActor {
             // A daemon of an earlier version held its agents in its own process: they died with it.
             retry.gone = Some(AgentExitReason::Lost);
         }
-        self.retry_inputs = Some(Box::new(retry));
-        Box::pin(self.retry_failed()).await;
+        self.pending_inputs = Some(Box::new(retry));
+        Box::pin(self.judge_pending_inputs()).await;
         loop {
             match self.next_wakeup().await {
                 ActorWakeup::Messages(messages) => {
@@ -221,7 +221,7 @@ impl SessionActor {
                 }
                 ActorWakeup::LinkEvent(event) => Box::pin(self.handle_link_event(event)).await,
                 ActorWakeup::Prepared(result) => Box::pin(self.finish_preparation(result)).await,
-                ActorWakeup::Retry => Box::pin(self.retry_failed()).await,
+                ActorWakeup::Retry => Box::pin(self.judge_pending_inputs()).await,
                 ActorWakeup::Tick => {
                     let mut batch = ActorBatch::default();
                     self.step_machine(&mut batch, SessionInput::Tick);
@@ -260,16 +260,16 @@ impl SessionActor {
             std::future::poll_fn(|context| mailbox.poll_take(context, &mut messages, BATCH_MAX));
         let remaining = |until: Instant| until.saturating_duration_since(Instant::now());
         let catch_up = self.agent.catch_up_deadline().map(remaining).unwrap_or_default();
-        let due = deadline(&self.state, self.link_state());
+        let due = deadline(&self.state, self.agent_availability());
         let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(catch_up));
         let kill_due = self.agent.kill_deadline().map(remaining);
         let (delay, wakeup) = match (due, kill_due) {
-            _ if self.retry_inputs.is_some() => (RETRY_DELAY, ActorWakeup::Retry),
+            _ if self.pending_inputs.is_some() => (RETRY_DELAY, ActorWakeup::Retry),
             (due, Some(kill_due)) if due.is_none_or(|due| kill_due < due) => {
                 (kill_due, ActorWakeup::KillDeadline)
             }
             // A claim on the session's mail may expire much later than the agent's idle timeout.
-            (Some(due), _) if !self.rests_agent_before(due) => (due, ActorWakeup::Tick),
+            (Some(due), _) if !self.stops_idle_agent_before(due) => (due, ActorWakeup::Tick),
             _ if self.can_stop_idle_agent() => {
                 (self.idle_timeout.unwrap_or(Duration::MAX), ActorWakeup::Idle)
             }
@@ -279,7 +279,7 @@ impl SessionActor {
             }
             _ => (Duration::MAX, ActorWakeup::Tick),
         };
-        let accepts_events = self.retry_inputs.is_none();
+        let accepts_events = self.pending_inputs.is_none();
         let preparation = &mut self.preparation;
         let prepared = async {
             match preparation {
@@ -301,23 +301,26 @@ impl SessionActor {
     fn is_quiet(&self) -> bool {
         let nothing_runs =
             !self.state.is_busy() || (self.daemon.is_halted() && self.state.active_run().is_none());
-        self.retry_inputs.is_none() && nothing_runs && self.preparation.is_none() && !self.agent.is_changing()
+        self.pending_inputs.is_none()
+            && nothing_runs
+            && self.preparation.is_none()
+            && !self.agent.is_changing()
     }
 
     /// Whether an agent is available. While its worktree is being prepared, it counts as starting.
-    fn link_state(&self) -> AgentAvailability {
-        if self.preparation.is_some() { AgentAvailability::Starting } else { self.agent.link_state() }
+    fn agent_availability(&self) -> AgentAvailability {
+        if self.preparation.is_some() { AgentAvailability::Starting } else { self.agent.availability() }
     }
 
     /// Whether the agent is idle, between runs or while its run is suspended, and loses nothing by being stopped.
     fn can_stop_idle_agent(&self) -> bool {
         let suspended =
-            self.state.suspension().is_some() && self.retry_inputs.is_none() && !self.agent.is_changing();
+            self.state.suspension().is_some() && self.pending_inputs.is_none() && !self.agent.is_changing();
         self.idle_timeout.is_some() && self.agent.is_idle() && (suspended || self.is_quiet())
     }
 
     /// Whether the idle agent is to be stopped before `due` has passed.
-    fn rests_agent_before(&self, due: Duration) -> bool {
+    fn stops_idle_agent_before(&self, due: Duration) -> bool {
         self.can_stop_idle_agent() && self.idle_timeout.is_some_and(|timeout| timeout < due)
     }
 
@@ -335,19 +338,19 @@ impl SessionActor {
             // A daemon that is ending its workers starts no new ones.
             halted: self.daemon.is_halted() || self.daemon.is_ending_workers(),
             over_budget: self.daemon.budgets.any_spent(&self.lineage),
-            agent: self.link_state(),
+            agent: self.agent_availability(),
             slot_available: self.daemon.agent_slots.may_start(&self.session.id),
         }
     }
 
     /// The worker that the journal says this session has.
-    fn recorded_worker(&self) -> Option<WorkerAttachment> {
-        Some(WorkerAttachment {
+    fn recorded_worker(&self) -> Option<RecordedWorker> {
+        Some(RecordedWorker {
             session: self.state.id.clone(),
             worker: self.state.worker.clone()?,
             agent: self.state.settings.agent.clone(),
             since: self.state.worker_since,
-            taken: self.state.last_link_number,
+            taken: self.state.last_update_number,
         })
     }
 
@@ -437,7 +440,7 @@ impl SessionActor {
         match event {
             LinkEvent::Updates(updates) => {
                 for update in updates {
-                    self.handle_agent_message(&mut batch, update);
+                    self.handle_update(&mut batch, update);
                 }
             }
             LinkEvent::Disconnected => {
@@ -472,29 +475,29 @@ impl SessionActor {
         self.commit(batch).await;
     }
 
-    fn handle_agent_message(&mut self, batch: &mut ActorBatch, update: NumberedUpdate) {
+    fn handle_update(&mut self, batch: &mut ActorBatch, update: NumberedUpdate) {
         let NumberedUpdate { number, update: agent_update } = update;
         match &agent_update {
             AgentUpdate::Ready { steers, .. } => self.agent.mark_ready(*steers),
             AgentUpdate::IdleStopped => self.agent.mark_idle_stopped(),
-            AgentUpdate::Terminal { outcome, .. } if outcome.agent_ends => self.agent.mark_stopping(),
+            AgentUpdate::TurnEnded { outcome, .. } if outcome.agent_ends => self.agent.mark_stopping(),
             AgentUpdate::Gone(_) => self.agent.mark_ended(),
             _ => {}
         }
         let idle_stopped = matches!(agent_update, AgentUpdate::IdleStopped);
-        self.step_machine(batch, SessionInput::LinkMessage(number, agent_update));
+        self.step_machine(batch, SessionInput::Update(number, agent_update));
         if idle_stopped {
             // A prompt may have arrived while the agent was stopping, and waits.
             self.step_machine(batch, SessionInput::Wake);
         }
     }
 
-    /// Judges the inputs in `retry_inputs`.
-    async fn retry_failed(&mut self) {
-        let Some(retry) = self.retry_inputs.take() else { return };
+    /// Judges the inputs in `pending_inputs`.
+    async fn judge_pending_inputs(&mut self) {
+        let Some(retry) = self.pending_inputs.take() else { return };
         let mut batch = ActorBatch::default();
         for update in retry.messages {
-            self.handle_agent_message(&mut batch, update);
+            self.handle_update(&mut batch, update);
         }
         if let Some(attached) = retry.attached {
             batch.attached = Some(attached.clone());
@@ -519,12 +522,12 @@ impl SessionActor {
                 // and the next daemon would ask for it again. A closed session makes no events and gets no next
                 // daemon, so it acknowledges everything.
                 let acknowledged =
-                    if self.state.closed { UpdateNumber(u64::MAX) } else { self.state.last_link_number };
+                    if self.state.closed { UpdateNumber(u64::MAX) } else { self.state.last_update_number };
                 self.agent.acknowledge(acknowledged);
                 self.release_worker(batch.gone.is_some());
                 self.daemon.metrics.count_events(&self.state.settings.agent, batch.event_bodies());
                 if batch.event_bodies().any(|body| matches!(body, EventBody::SessionClosed(_))) {
-                    self.forget_env();
+                    self.remove_session_secrets();
                     crate::maildir::remove_empty_folders(&self.daemon.home, &self.session.id);
                 }
                 let limits_may_differ = batch.attached.is_some()
@@ -563,8 +566,8 @@ impl SessionActor {
     /// nobody sends again are kept to be judged again.
     async fn roll_back(&mut self, batch: ActorBatch, error: ApiError) {
         tracing::warn!(session = %self.session.id, %error, "an append failed; the session is loaded again");
-        let earlier = self.retry_inputs.take().unwrap_or_default();
-        let retry = RetryInputs {
+        let earlier = self.pending_inputs.take().unwrap_or_default();
+        let retry = PendingInputs {
             messages: self.agent.unacknowledged(),
             attached: batch.attached.clone().or(earlier.attached),
             gone: batch.gone.clone().or(earlier.gone),
@@ -584,6 +587,6 @@ impl SessionActor {
         }
         // Set even if there is nothing to judge again: an overdue tick waits too, so that a failing journal is not
         // retried without a pause.
-        self.retry_inputs = Some(Box::new(retry));
+        self.pending_inputs = Some(Box::new(retry));
     }
 }

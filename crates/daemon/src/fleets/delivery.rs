@@ -84,7 +84,7 @@ impl FleetActor {
                     self.step_machine(FleetInput::RunFinished(ended), None).await;
                 }
                 Ok(DeliveryStatus::DeliveredAsSteer) => {
-                    self.step_machine(FleetInput::RunAbsorbed(run), None).await
+                    self.step_machine(FleetInput::RunDeliveredAsSteer(run), None).await
                 }
                 Ok(DeliveryStatus::RetryLater) => self.needs_retry = true,
                 Err(error) => {
@@ -139,7 +139,9 @@ pub(super) async fn run_end_input(
         Some((Some(reason), text)) => (reason, text),
         Some((None, _)) => return Ok(None),
         None => match mail_status(daemon, run).await? {
-            Some(DeliveryStatus::DeliveredAsSteer) => return Ok(Some(FleetInput::RunAbsorbed(run.clone()))),
+            Some(DeliveryStatus::DeliveredAsSteer) => {
+                return Ok(Some(FleetInput::RunDeliveredAsSteer(run.clone())));
+            }
             Some(DeliveryStatus::Refused(reason, text)) => (reason, text),
             _ => return Ok(None),
         },

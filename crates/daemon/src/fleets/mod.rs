@@ -131,7 +131,7 @@ impl Daemon {
         let append = AppendRequest { events, rows: changes, idempotency: record, may_use_reserve: false };
         if let Err(error) = self.journal.append(append).await {
             for session in &session_ids {
-                self.forget_env(session);
+                self.remove_session_secrets(session);
                 crate::maildir::remove_empty_folders(&self.home, session);
             }
             return Err(append_failed(error));

@@ -23,9 +23,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{WorkerAttachment, WorkerKeys, WorkerTokenStore, holder_file};
+use super::{RecordedWorker, WorkerKeys, WorkerTokenStore, host_file};
 use crate::edge::UpgradedConnection;
-use route::JoinedHostRoute;
+use route::JoinedWorkerConnector;
 
 /// Stands before the process's id in the file that names the holder of a worker.
 const JOINED_PREFIX: &str = "joined:";
@@ -146,11 +146,11 @@ impl JoinedWorkers {
     /// Opens a link to a worker that already exists. A worker that was never assigned to a process is lost at once.
     pub(super) fn attach(
         self: &Arc<Self>,
-        attachment: &WorkerAttachment,
+        attachment: &RecordedWorker,
         remote_agent: RemoteAgentName,
         options: LinkOptions,
     ) -> AgentLink {
-        let text = fs::read_to_string(holder_file(&self.dir, &attachment.worker)).ok();
+        let text = fs::read_to_string(host_file(&self.dir, &attachment.worker)).ok();
         let host = text.and_then(|text| text.strip_prefix(JOINED_PREFIX).map(str::to_owned));
         if let Some(host) = &host {
             self.lock().hosts.entry(host.clone()).or_insert_with(JoinedHost::from_previous_daemon);
@@ -172,7 +172,7 @@ impl JoinedWorkers {
     ) -> AgentLink {
         let session_worker = SessionWorker { session: placement.session.clone(), worker: worker.clone() };
         self.lock().placements.insert(worker.clone(), placement);
-        let route = JoinedHostRoute::new(Arc::clone(self), session_worker, spec);
+        let route = JoinedWorkerConnector::new(Arc::clone(self), session_worker, spec);
         AgentLink::open(LinkOptions { secret: self.keys.secret(worker.as_str()), ..options }, route)
     }
 

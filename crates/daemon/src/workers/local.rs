@@ -29,7 +29,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::watch;
 
-use super::{WorkerAttachment, WorkerKeys, WorkerTimeouts, holder_file};
+use super::{RecordedWorker, WorkerKeys, WorkerTimeouts, host_file};
 use crate::home::DaemonHome;
 use crate::random;
 
@@ -84,7 +84,7 @@ impl LocalHosts {
     }
 
     /// Opens a link to a worker that already exists.
-    pub(super) fn attach(&self, attachment: &WorkerAttachment, options: LinkOptions) -> AgentLink {
+    pub(super) fn attach(&self, attachment: &RecordedWorker, options: LinkOptions) -> AgentLink {
         self.open_link(&attachment.worker, self.host_of(&attachment.worker), options)
     }
 
@@ -106,13 +106,13 @@ impl LocalHosts {
 
     /// The id of the process that holds a worker; usually the worker's own id.
     fn host_of(&self, worker: &WorkerId) -> String {
-        fs::read_to_string(holder_file(&self.dir, worker)).unwrap_or_else(|_| worker.to_string())
+        fs::read_to_string(host_file(&self.dir, worker)).unwrap_or_else(|_| worker.to_string())
     }
 
     /// Removes the files of a worker that is gone.
     pub(super) fn remove_files(&self, worker: &WorkerId) {
         // A missing file is fine, and files that cannot be removed are found by the next check for strays.
-        let _absent = fs::remove_file(holder_file(&self.dir, worker));
+        let _absent = fs::remove_file(host_file(&self.dir, worker));
         let _absent = FileSpool::remove(&FileSpool::folder(&self.dir, worker));
         if !record::is_worker_alive(&self.dir, worker.as_str())
             && let Some(files) = WorkerFiles::of(&self.dir, worker.as_str())
@@ -186,7 +186,7 @@ impl LocalHosts {
     }
 
     fn open_link(&self, worker: &WorkerId, host: String, options: LinkOptions) -> AgentLink {
-        let route = LocalHostRoute {
+        let route = LocalWorkerConnector {
             dir: self.dir.clone(),
             child: self.children().get(&host).cloned(),
             mark: self.keys.mark(worker),
@@ -194,7 +194,7 @@ impl LocalHosts {
             host: host.clone(),
         };
         if host != worker.as_str()
-            && let Err(error) = write_private(&holder_file(&self.dir, worker), &host)
+            && let Err(error) = write_private(&host_file(&self.dir, worker), &host)
         {
             tracing::warn!(%worker, %error, "a later daemon cannot reattach to this agent");
         }
@@ -256,7 +256,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 const SHARED_PREFIX: &str = "shared-";
 
 /// How a link reaches a worker on this machine.
-struct LocalHostRoute {
+struct LocalWorkerConnector {
     dir: PathBuf,
     host: String,
     worker: WorkerId,
@@ -275,7 +275,7 @@ fn upgrade_request(subprotocol: &str) -> ClientUpgrade {
     }
 }
 
-impl LocalHostRoute {
+impl LocalWorkerConnector {
     /// Whether the process is alive, as far as can be told: our child that has not exited, or the holder of its lock.
     fn is_alive(&self) -> bool {
         self.child.as_ref().is_some_and(|ended| !*ended.borrow())
@@ -283,7 +283,7 @@ impl LocalHostRoute {
     }
 }
 
-impl WorkerConnector for LocalHostRoute {
+impl WorkerConnector for LocalWorkerConnector {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
         let began = tokio::time::Instant::now();
         loop {

@@ -82,7 +82,7 @@ struct LiveWorker {
 
 /// A session's worker as the journal has it, with the number of the last journalled update.
 #[derive(Debug, Clone)]
-pub(crate) struct WorkerAttachment {
+pub(crate) struct RecordedWorker {
     pub(crate) session: SessionId,
     pub(crate) worker: WorkerId,
     pub(crate) agent: String,
@@ -222,7 +222,7 @@ impl Workers {
         tools: bool,
         since: Millis,
     ) -> Result<AgentLink, RunError> {
-        let attachment = WorkerAttachment {
+        let attachment = RecordedWorker {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
             agent: spec.agent.clone(),
@@ -242,7 +242,7 @@ impl Workers {
     }
 
     /// Opens a link to the worker that a session already has, wherever it is.
-    pub(crate) fn attach(&self, attachment: WorkerAttachment) -> AgentLink {
+    pub(crate) fn attach(&self, attachment: RecordedWorker) -> AgentLink {
         self.remember(&attachment);
         match self.remote_agent(&attachment.agent) {
             Some(remote) => self.joined.attach(&attachment, remote, self.link_options(&attachment)),
@@ -448,7 +448,7 @@ impl Workers {
         self.lock().iter().find(|(_, live)| which(live)).map(|(session, _)| session.clone())
     }
 
-    fn remember(&self, attachment: &WorkerAttachment) {
+    fn remember(&self, attachment: &RecordedWorker) {
         let live = LiveWorker {
             worker: attachment.worker.clone(),
             agent: attachment.agent.clone(),
@@ -459,7 +459,7 @@ impl Workers {
         self.lock().insert(attachment.session.clone(), live);
     }
 
-    fn link_options(&self, attachment: &WorkerAttachment) -> LinkOptions {
+    fn link_options(&self, attachment: &RecordedWorker) -> LinkOptions {
         LinkOptions {
             session: attachment.session.clone(),
             worker: attachment.worker.clone(),
@@ -477,7 +477,7 @@ impl Workers {
 }
 
 /// The file that names the process which holds a worker, if the worker has no process of its own.
-fn holder_file(dir: &Path, worker: &WorkerId) -> PathBuf {
+fn host_file(dir: &Path, worker: &WorkerId) -> PathBuf {
     dir.join(format!("{worker}.at"))
 }
 

@@ -54,7 +54,7 @@ impl Session {
             for numbered in self.next_updates().await {
                 match numbered.update {
                     AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => bytes += text.len() as u64,
-                    AgentUpdate::Terminal { .. } => {
+                    AgentUpdate::TurnEnded { .. } => {
                         assert_eq!(bytes, words * WORD.len() as u64, "words were lost");
                         return started_at.elapsed();
                     }

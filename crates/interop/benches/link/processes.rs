@@ -104,7 +104,7 @@ pub(crate) async fn kill_ours() -> Duration {
     let started_at = Instant::now();
     ours.link.send(AgentCommand::Kill { number: EventNumber(2), run });
     let processes = ours.wait_for_update(|update| match update {
-        AgentUpdate::Terminal { outcome, .. } => Some(outcome.processes),
+        AgentUpdate::TurnEnded { outcome, .. } => Some(outcome.processes),
         _ => None,
     });
     let processes = processes.await;

@@ -116,7 +116,7 @@ pub(crate) fn session_row(key: i64) -> SessionRow {
         title: None,
         closed_at: None,
         live: false,
-        has_obligations: false,
+        has_open_work: false,
         cost_usd: 0.0,
         budget_usd: None,
         updated_at: Millis(5),

@@ -19,7 +19,7 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
     let rows = vec![
         SessionRow { live: true, ..session_row(1) },
         SessionRow { closed_at: Some(Millis(7)), ..session_row(2) },
-        SessionRow { workspace: WorkspaceKey(2), has_obligations: true, ..session_row(3) },
+        SessionRow { workspace: WorkspaceKey(2), has_open_work: true, ..session_row(3) },
         SessionRow { parent: Some(SessionKey(1)), ..session_row(4) },
         SessionRow { parent: Some(SessionKey(1)), closed_at: Some(Millis(8)), live: true, ..session_row(5) },
     ];
@@ -33,7 +33,7 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
         (SessionFilter { live_only: true, ..filter() }, vec![1, 5]),
         (SessionFilter { live_only: true, open_only: true, ..filter() }, vec![1]),
         (SessionFilter { live_only: true, workspace: Some(WorkspaceKey(2)), ..filter() }, vec![]),
-        (SessionFilter { obligations_only: true, ..filter() }, vec![3]),
+        (SessionFilter { open_work_only: true, ..filter() }, vec![3]),
         (SessionFilter { parent: Some(SessionKey(1)), ..filter() }, vec![4, 5]),
         (SessionFilter { parent: Some(SessionKey(1)), open_only: true, ..filter() }, vec![4]),
     ] {

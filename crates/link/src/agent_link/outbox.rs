@@ -104,7 +104,7 @@ impl AgentLinkOutbox {
             AgentPresence::Empty
             | AgentPresence::Starting
             | AgentPresence::Ready { .. }
-            | AgentPresence::ProcessesOnly => {}
+            | AgentPresence::IdleStopped => {}
         }
     }
 
@@ -270,7 +270,7 @@ mod tests {
         outbox.on_update(&AgentUpdate::IdleStopped);
         assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Start(spec())]);
         outbox.on_disconnected();
-        connect(&mut outbox, AgentPresence::ProcessesOnly);
+        connect(&mut outbox, AgentPresence::IdleStopped);
         assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Start(spec())]);
         outbox.on_disconnected();
         connect(&mut outbox, AgentPresence::Starting);

@@ -104,7 +104,7 @@ async fn finish_run(
     for steer in task.handle().inbox().take_missed_steers() {
         endpoint.send(AgentUpdate::SteerMissed { steer }).await?;
     }
-    endpoint.send(AgentUpdate::Terminal { run, outcome }).await
+    endpoint.send(AgentUpdate::TurnEnded { run, outcome }).await
 }
 
 /// `None` if there will be no answer.

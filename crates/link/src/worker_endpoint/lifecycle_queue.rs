@@ -77,7 +77,7 @@ impl LifecycleQueue {
     }
 
     /// The agent was stopped, by request of the daemon or by the worker itself.
-    pub(super) fn on_agent_rested(&mut self) {
+    pub(super) fn on_idle_stopped(&mut self) {
         if self.target == LifecycleTarget::Running && !self.awaits_agent {
             self.target = LifecycleTarget::StoppingIdleAgent;
         }
@@ -106,7 +106,7 @@ mod tests {
         requests.on_agent_set();
         assert!(requests.push(LifecycleRequest::StopIdleAgent));
         assert!(!requests.push(LifecycleRequest::StopIdleAgent));
-        requests.on_agent_rested();
+        requests.on_idle_stopped();
         assert!(!requests.push(LifecycleRequest::StopIdleAgent));
         assert!(requests.push(start()) && requests.awaits_agent());
         assert!(!requests.push(start()));
@@ -127,7 +127,7 @@ mod tests {
         let mut requests = LifecycleQueue::new();
         requests.on_agent_set();
         assert!(requests.push(LifecycleRequest::StopIdleAgent) && requests.push(start()));
-        requests.on_agent_rested();
+        requests.on_idle_stopped();
         assert!(requests.awaits_agent());
         assert!(!requests.push(start()), "the one that is on its way is enough");
     }
@@ -136,7 +136,7 @@ mod tests {
     fn an_agent_that_its_worker_stopped_can_be_requested_again() {
         let mut requests = LifecycleQueue::new();
         requests.on_agent_set();
-        requests.on_agent_rested();
+        requests.on_idle_stopped();
         assert!(requests.push(start()));
     }
 

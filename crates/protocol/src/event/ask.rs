@@ -98,8 +98,8 @@ pub struct Ask {
     /// Allowed answers to a question. Empty if any answer is allowed.
     pub options: Vec<String>,
     /// True if the agent asked by calling the tool `ask_human`. The answer is the result of that call.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub by_call: bool,
+    #[serde(rename = "by_call", default, skip_serializing_if = "std::ops::Not::not")]
+    pub asked_by_tool: bool,
     pub opened_at: Millis,
     pub state: AskStatus,
     /// The answer, once there is one.

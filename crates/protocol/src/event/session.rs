@@ -122,17 +122,17 @@ pub struct SessionUpdated {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_cancel: Option<EventNumber>,
     /// A cancel must be passed on to the sessions below. The number of this event identifies it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub cancels_below: bool,
+    #[serde(rename = "cancels_below", default, skip_serializing_if = "std::ops::Not::not")]
+    pub cancels_children: bool,
     /// Every session below has applied the cancel with this number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub below_cancelled: Option<EventNumber>,
+    #[serde(rename = "below_cancelled", default, skip_serializing_if = "Option::is_none")]
+    pub children_cancelled: Option<EventNumber>,
     /// The session takes no more prompts. It closes when its last run has ended and all sessions below have closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closing: Option<SessionCloseMode>,
     /// Every session below has closed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub below_closed: bool,
+    #[serde(rename = "below_closed", default, skip_serializing_if = "std::ops::Not::not")]
+    pub children_closed: bool,
     /// The agent did not let go of a killed turn. It is stopped, and the next run gets a new agent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops_agent: bool,

@@ -116,7 +116,7 @@ impl AgentHarness {
         let (mut updates, mut text) = (Vec::new(), String::new());
         loop {
             match self.next_update().await {
-                AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
+                AgentUpdate::TurnEnded { run: ended, outcome } if ended == run_id(name) => {
                     return (updates, text, outcome);
                 }
                 AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } => text.push_str(&piece),

@@ -278,7 +278,7 @@ impl DriverHarness {
         let mut updates = Vec::new();
         loop {
             match self.next_update().await {
-                AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
+                AgentUpdate::TurnEnded { run: ended, outcome } if ended == run_id(name) => {
                     return FinishedTurn { updates, outcome };
                 }
                 update => updates.push(update),
@@ -445,6 +445,6 @@ async fn run_one_turn<T: HarnessDriver>(
     for steer in inbox.take_missed_steers() {
         end.send(AgentUpdate::SteerMissed { steer }).await?;
     }
-    end.send(AgentUpdate::Terminal { run: prompt.run, outcome }).await?;
+    end.send(AgentUpdate::TurnEnded { run: prompt.run, outcome }).await?;
     Ok(true)
 }

@@ -205,7 +205,7 @@ impl SessionHost {
         };
         match (request, presence) {
             (LifecycleRequest::Close, _) => Err(SessionHostExit::Stopped),
-            (LifecycleRequest::Start(spec), v1::AgentPresence::ProcessesOnly) => {
+            (LifecycleRequest::Start(spec), v1::AgentPresence::IdleStopped) => {
                 // The working directory stays: a session's directory never changes, and on another machine it has
                 // a different path than the daemon knows. The manifest stays as well, because each machine decides
                 // for itself which program it starts.
@@ -297,7 +297,7 @@ async fn wait_for_last_ack(
         biased;
         acknowledged = state.wait_for(|state| !state.has_unacked) => acknowledged.is_ok(),
         () = wait_until_abandoned(host, status.clone()) => false,
-        () = wait_for_farewell(shutdown, status) => false,
+        () = wait_for_last_detach(shutdown, status) => false,
     }
 }
 
@@ -338,7 +338,10 @@ async fn wait_until_abandoned(host: &WorkerHostState, mut state: watch::Receiver
 }
 
 /// Waits until the session is to end, then gives an attached daemon [`LAST_ACK_WAIT`] to detach.
-async fn wait_for_farewell(shutdown: &CancellationToken, mut state: watch::Receiver<WorkerEndpointStatus>) {
+async fn wait_for_last_detach(
+    shutdown: &CancellationToken,
+    mut state: watch::Receiver<WorkerEndpointStatus>,
+) {
     shutdown.cancelled().await;
     let _detached = tokio::time::timeout(LAST_ACK_WAIT, state.wait_for(|state| !state.attached)).await;
 }

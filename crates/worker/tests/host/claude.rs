@@ -93,12 +93,12 @@ async fn a_conversation_is_resumed_by_its_id_and_a_lost_one_begins_anew_with_a_n
         start_agent(|spec| spec.agent_session_id = Some("gone".to_owned())).await;
     assert_ne!(name, "gone");
     daemon.prompt("a", "x");
-    let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::Terminal { .. })).await;
+    let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::TurnEnded { .. })).await;
     let AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } = &updates[0] else {
         panic!("{updates:?}")
     };
     assert!(text.ends_with("No conversation found"), "{text}");
-    let Some(AgentUpdate::Terminal { outcome, .. }) = updates.last() else { panic!("{updates:?}") };
+    let Some(AgentUpdate::TurnEnded { outcome, .. }) = updates.last() else { panic!("{updates:?}") };
     assert_eq!(outcome.text, Some(format!("--session-id {name}")));
 }
 

@@ -317,7 +317,7 @@ impl DaemonSide {
         let mut text = String::new();
         loop {
             match self.next_update().await {
-                AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
+                AgentUpdate::TurnEnded { run: ended, outcome } if ended == run_id(name) => {
                     return TurnEnd { text, outcome };
                 }
                 AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } => text.push_str(&piece),

@@ -180,7 +180,7 @@ async fn after_a_failed_resume_the_new_conversation_is_the_one_that_goes_on() {
         assert_eq!(agent_session_id == id, round > 0, "{round}");
         id = agent_session_id;
         daemon.prompt("a", r#"[{"say":"x"}]"#);
-        let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::Terminal { .. })).await;
+        let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::TurnEnded { .. })).await;
         let noticed = updates
             .iter()
             .filter(|update| matches!(update, AgentUpdate::Turn { update: TurnUpdate::Notice { .. }, .. }));

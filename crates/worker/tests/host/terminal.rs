@@ -264,7 +264,7 @@ async fn what_a_program_asks_is_asked_and_answered_by_keys() {
                 });
             }
             AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } => text.push_str(&piece),
-            AgentUpdate::Terminal { outcome, .. } => break outcome,
+            AgentUpdate::TurnEnded { outcome, .. } => break outcome,
             _ => {}
         }
     };
@@ -286,9 +286,9 @@ async fn what_somebody_at_the_terminal_answers_is_no_longer_asked() {
     daemon.wait_for(|update| matches!(update, AgentUpdate::AskWithdrawn { .. })).await;
     daemon.wait_for(|update| matches!(update, AgentUpdate::Ask { .. })).await;
     viewer.type_keys("1\r").await;
-    let mut updates = daemon.wait_for(|update| matches!(update, AgentUpdate::Terminal { .. })).await;
+    let mut updates = daemon.wait_for(|update| matches!(update, AgentUpdate::TurnEnded { .. })).await;
     assert!(updates.iter().any(|update| matches!(update, AgentUpdate::AskWithdrawn { .. })));
-    let Some(AgentUpdate::Terminal { outcome, .. }) = updates.pop() else { panic!("the end") };
+    let Some(AgentUpdate::TurnEnded { outcome, .. }) = updates.pop() else { panic!("the end") };
     assert_eq!(outcome.stop, TurnStopReason::EndTurn);
 }
 

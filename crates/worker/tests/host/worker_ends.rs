@@ -44,7 +44,7 @@ async fn a_run_that_ends_while_no_daemon_lives_has_its_end_in_the_spool_of_a_kil
         worker
             .spooled_updates(&spec, journalled)
             .iter()
-            .any(|update| matches!(update, AgentUpdate::Terminal { .. }))
+            .any(|update| matches!(update, AgentUpdate::TurnEnded { .. }))
     })
     .await;
     worker.signal(Signal::KILL);
@@ -56,7 +56,7 @@ async fn a_run_that_ends_while_no_daemon_lives_has_its_end_in_the_spool_of_a_kil
         matches!(&updates[0], AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } if text == "done"),
         "{updates:?}"
     );
-    assert!(matches!(&updates[1], AgentUpdate::Terminal { .. }));
+    assert!(matches!(&updates[1], AgentUpdate::TurnEnded { .. }));
 }
 
 #[tokio::test]

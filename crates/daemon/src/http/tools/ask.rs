@@ -121,7 +121,7 @@ async fn open_question(
 async fn find_question(daemon: &Daemon, session: &SessionAddress, id: &AskId) -> Result<AskRow, ApiError> {
     let row = daemon.journal.ask(id).await.map_err(read_failed)?;
     let row = row.filter(|row| row.session == session.key).ok_or_else(|| ApiError::not_found("ask", id))?;
-    if decode_ask(&row)?.by_call { Ok(row) } else { Err(ApiError::not_found("ask", id)) }
+    if decode_ask(&row)?.asked_by_tool { Ok(row) } else { Err(ApiError::not_found("ask", id)) }
 }
 
 fn decode_ask(row: &AskRow) -> Result<Ask, ApiError> {

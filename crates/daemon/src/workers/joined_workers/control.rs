@@ -15,8 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    JOINED_PREFIX, JoinedControl, JoinedHost, JoinedHostInfo, JoinedWorkers, OUTBOX_MAX, holder_file,
-    is_label,
+    JOINED_PREFIX, JoinedControl, JoinedHost, JoinedHostInfo, JoinedWorkers, OUTBOX_MAX, host_file, is_label,
 };
 use crate::edge::UpgradedConnection;
 
@@ -126,7 +125,7 @@ impl JoinedWorkers {
         check_hello(&hello)?;
         let host = hello.process_id.clone();
         let assigned_here = |worker: &SessionWorker| {
-            let holder = fs::read_to_string(holder_file(&self.dir, &worker.worker)).unwrap_or_default();
+            let holder = fs::read_to_string(host_file(&self.dir, &worker.worker)).unwrap_or_default();
             holder.strip_prefix(JOINED_PREFIX) == Some(&host)
         };
         let stale_sessions = hello.workers.iter().filter(|worker| !assigned_here(worker)).cloned().collect();

@@ -20,14 +20,14 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::{JOINED_PREFIX, JoinedWorkers, holder_file};
+use super::{JOINED_PREFIX, JoinedWorkers, host_file};
 use crate::edge::UpgradedConnection;
 
 /// How long one attempt waits for the process to connect or to dial, before the link gets control back.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a link reaches a worker on another machine.
-pub(super) struct JoinedHostRoute {
+pub(super) struct JoinedWorkerConnector {
     joined: Arc<JoinedWorkers>,
     worker: SessionWorker,
     /// What to start there. Kept until the process has dialled, because the first request may not have arrived.
@@ -45,7 +45,7 @@ pub(super) enum DialAttempt {
     Impossible,
 }
 
-impl JoinedHostRoute {
+impl JoinedWorkerConnector {
     pub(super) fn new(
         joined: Arc<JoinedWorkers>,
         worker: SessionWorker,
@@ -55,7 +55,7 @@ impl JoinedHostRoute {
     }
 }
 
-impl WorkerConnector for JoinedHostRoute {
+impl WorkerConnector for JoinedWorkerConnector {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
         let until = Instant::now() + DIAL_TIMEOUT;
         let mut changed = self.joined.hosts_changed.subscribe();
@@ -134,7 +134,7 @@ impl JoinedWorkers {
             return DialAttempt::Impossible;
         };
         if placement.host.is_none() {
-            let written = fs::write(holder_file(&self.dir, &worker.worker), format!("{JOINED_PREFIX}{host}"));
+            let written = fs::write(host_file(&self.dir, &worker.worker), format!("{JOINED_PREFIX}{host}"));
             if let Err(error) = written {
                 tracing::warn!(worker = %worker.worker, %error, "a later daemon cannot reattach to this agent");
             }

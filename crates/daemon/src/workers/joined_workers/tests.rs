@@ -186,7 +186,7 @@ async fn what_nobody_wants_any_more_is_closed_now_or_when_its_process_comes_back
     let _attempt = fixture.joined.request_dial(&worker, Some(&spec), Instant::now());
     assert!(matches!(joined.frames.recv().await, Some(DaemonJoinFrame::Open { .. })));
     fixture.joined.forget_strays(|other| *other != worker.worker);
-    assert!(holder_file(&fixture.joined.dir, &worker.worker).exists(), "one that is known is left alone");
+    assert!(host_file(&fixture.joined.dir, &worker.worker).exists(), "one that is known is left alone");
     fixture.joined.forget(&worker.worker);
     assert_eq!(joined.frames.recv().await, Some(DaemonJoinFrame::Close(worker.clone())));
     fixture.joined.forget_strays(|_| true);

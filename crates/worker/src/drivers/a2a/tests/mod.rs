@@ -186,7 +186,7 @@ impl A2aDriverHarness {
         let mut updates = Vec::new();
         loop {
             match self.next_update().await {
-                AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
+                AgentUpdate::TurnEnded { run: ended, outcome } if ended == run_id(name) => {
                     return A2aFinishedTurn { updates, outcome };
                 }
                 update => updates.push(update),
