@@ -8,7 +8,7 @@
 //! - `list`: pages of lists. `api_document`: the parts of the document that all routes share.
 //! - `agent_access`: which routes an agent may use.
 //! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`,
-//! `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
+//!   `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
 //! - `tools`: the API for agents that hold a session token. `mcp`: the same over the Model Context Protocol.
 
 mod agent_access;

@@ -3,7 +3,7 @@
 //!
 //! - `caller`: the caller, and which sessions it can reach.
 //! - `spawn`: new sessions. `message`: messages and cancels. `inspect`: states and results. `ask`: questions to
-//! people.
+//!   people.
 
 mod ask;
 mod caller;
