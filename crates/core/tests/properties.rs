@@ -40,6 +40,9 @@ const PLENTY: ActionBudget = ActionBudget {
     late: 4,
     asks: 4,
     says: 12,
+    batches: 6,
+    outdates: 2,
+    failed_preparations: 1,
 };
 
 #[test]
@@ -50,9 +53,11 @@ fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte()
     let turns = prop::bool::weighted(0.6);
     let choices = prop::collection::vec((any::<prop::sample::Index>(), turns), STEPS);
     let restarts = prop::option::of(0..2u32);
+    let worktree = any::<bool>();
     let seen = RefCell::new(BTreeMap::<&str, usize>::new());
-    let result = runner.run(&(choices, restarts), |(choices, restarts)| {
+    let result = runner.run(&(choices, restarts, worktree), |(choices, restarts, worktree)| {
         let mut session = SimulatedSession::with_restarts(PLENTY, restarts);
+        session.set_worktree(worktree);
         session.keeps_journal = true;
         for (at, (choice, agents_turn)) in choices.into_iter().enumerate() {
             let mut actions = session.actions();

@@ -200,3 +200,36 @@ fn no_death_of_the_daemon_forgets_a_suspended_run_or_resumes_it_twice() {
     };
     walk("suspend, death of the daemon", budget);
 }
+
+#[test]
+fn no_prompts_that_arrive_together_start_an_agent_twice_or_never() {
+    let budget = ActionBudget {
+        prompts: 4,
+        batches: 2,
+        failed_preparations: 1,
+        rests: 1,
+        fills: 1,
+        cancels: 1,
+        crashes: 1,
+        closes: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk_in("batches, worktree", SimulatedSession::in_worktree(budget));
+}
+
+#[test]
+fn no_order_with_too_few_slots_forgets_a_suspended_run() {
+    let budget = ActionBudget {
+        prompts: 2,
+        spawns: 1,
+        suspends: 1,
+        fills: 2,
+        rests: 2,
+        outdates: 1,
+        halts: 1,
+        crashes: 1,
+        vanishes: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk_in("suspend, slots, worktree", SimulatedSession::in_worktree(budget));
+}

@@ -2,7 +2,8 @@
 //! [`SessionStepBuilder::advance`], so no run is forgotten, whatever ended the run before it.
 
 use qd_protocol::event::{
-    EmptyEventData, EventBody, MessageCreated, MessageRole, SessionCloseMode, SessionClosed, SteerSent,
+    EmptyEventData, EventBody, MessageCreated, MessageRole, ResolvedBy, SessionCloseMode, SessionClosed,
+    SteerSent,
 };
 use qd_protocol::mail::MailDelivery;
 use qd_protocol::{FinishReason, MessageId, RunId};
@@ -28,6 +29,7 @@ impl SessionStepBuilder<'_> {
             && let Some((run, _)) = self.current_turn()
         {
             let run = run.id.clone();
+            self.withdraw_asks(&run, ResolvedBy::Agent);
             self.finish_run(&run, FinishReason::Interrupted);
         }
         self.query_children();
@@ -36,7 +38,7 @@ impl SessionStepBuilder<'_> {
 
     /// Starts the next run if possible, and closes the session if it is closing and nothing is left to do.
     pub(super) fn advance(&mut self) {
-        while let Some(run) = self.run_awaiting_agent() {
+        while let Some(run) = self.run_awaiting_agent().map(|run| run.id.clone()) {
             if self.context.over_budget {
                 self.finish_run(&run, FinishReason::BudgetExceeded);
                 continue;
@@ -47,32 +49,18 @@ impl SessionStepBuilder<'_> {
             match self.context.agent {
                 AgentAvailability::Ready { .. } if self.suspension().is_some() => self.resume_run(run),
                 AgentAvailability::Ready { .. } => self.start_run(run),
-                AgentAvailability::Absent | AgentAvailability::IdleStopped => {
-                    match self.restart_limit_error() {
-                        Some(error) => {
-                            self.finish_run_with(&run, RunEnding::failed(error));
-                            continue;
-                        }
-                        None => self.launch_agent(&run),
+                _ if !self.can_launch_agent() => {}
+                _ => match self.restart_limit_error() {
+                    Some(error) => {
+                        self.finish_run_with(&run, RunEnding::failed(error));
+                        continue;
                     }
-                }
-                AgentAvailability::Starting | AgentAvailability::Lost => {}
+                    None => self.launch_agent(&run),
+                },
             }
             break;
         }
         self.stop_worker_and_close();
-    }
-
-    /// The first run, if it only needs an agent: it has not started, or everything it was suspended for has ended.
-    pub(super) fn run_awaiting_agent(&self) -> Option<RunId> {
-        let run = self.runs.front()?;
-        let needs_agent = match &run.execution {
-            None => true,
-            Some(started) => {
-                started.suspended.as_ref().is_some_and(|suspension| suspension.waits_for.is_empty())
-            }
-        };
-        needs_agent.then(|| run.id.clone())
     }
 
     /// Stops a worker that is no longer needed. Closes the session once the worker is gone or did not stop in time.

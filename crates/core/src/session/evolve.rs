@@ -297,6 +297,9 @@ fn apply_session_updated(state: &mut SessionState, event: &SessionEvent, change:
     if change.stops_agent && state.worker.is_some() {
         state.worker_stopping_since.get_or_insert(event.ts);
     }
+    if let (true, Some(run)) = (change.takes_slot, state.runs.front_mut()) {
+        run.waits_for_slot = false;
+    }
 }
 
 /// The active run, if the event belongs to it.

@@ -12,6 +12,7 @@ mod agent;
 mod commands;
 mod evolve;
 mod finish;
+mod liveness;
 mod mail;
 mod state;
 mod step_builder;
@@ -28,6 +29,7 @@ use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId
 
 pub(crate) use commands::validate_answer;
 pub use evolve::evolve;
+pub use liveness::{ExpectedWakeup, expected_wakeup};
 pub use state::{
     AskEntry, MailDeliveryState, MailboxEntry, PendingSteer, RunExecution, RunStopRequest, RunSuspension,
     SessionPhase, SessionState, UnfinishedRun,
@@ -54,7 +56,7 @@ pub struct SessionContext {
 /// [`AgentAvailability::Starting`], because the next one can start once the worker is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentAvailability {
-    /// No agent and no worker.
+    /// No agent and no connection to a worker.
     Absent,
     /// No agent, but its worker lives on for processes that earlier turns left running.
     IdleStopped,

@@ -319,6 +319,21 @@ impl SessionState {
         self.active_run()?.1.suspended.as_ref()
     }
 
+    /// The first run waits because the limit on live agents is reached.
+    pub fn waits_for_slot(&self) -> bool {
+        self.runs.front().is_some_and(|run| run.waits_for_slot)
+    }
+
+    /// The first run, if it only needs an agent: it has not started, or everything it was suspended for has ended.
+    pub fn run_awaiting_agent(&self) -> Option<&UnfinishedRun> {
+        self.runs.front().filter(|run| match &run.execution {
+            None => true,
+            Some(started) => {
+                started.suspended.as_ref().is_some_and(|suspension| suspension.waits_for.is_empty())
+            }
+        })
+    }
+
     /// The run with this id, if it has not ended.
     pub fn run(&self, id: &RunId) -> Option<&UnfinishedRun> {
         self.runs.iter().find(|run| run.id == *id)

@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use qd_protocol::event::{
-    EventBody, NoticeShown, QueueReason, RunError, RunQueued, SessionLimits, WorkerExitReason, WorkerExited,
-    WorkerReattached, WorkerStarted,
+    EventBody, NoticeShown, QueueReason, ResolvedBy, RunError, RunQueued, SessionLimits, SessionUpdated,
+    WorkerExitReason, WorkerExited, WorkerReattached, WorkerStarted,
 };
 use qd_protocol::limits::{RESTART_WINDOW_S, RESTARTS};
 use qd_protocol::link::AgentExitReason;
@@ -69,17 +69,25 @@ impl SessionStepBuilder<'_> {
 
     /// A new first run would need a new agent, and the limit on live agents is reached.
     pub(super) fn must_wait_for_slot(&self) -> bool {
-        let needs_launch =
-            matches!(self.context.agent, AgentAvailability::Absent | AgentAvailability::IdleStopped);
-        needs_launch
+        self.can_launch_agent()
             && !self.context.slot_available
             && !self.context.over_budget
             && self.restart_limit_error().is_none()
     }
 
+    /// There is no agent, and none is on its way. If the journal has a worker and there is no agent at all, then the
+    /// worker's launch is decided and not performed yet, or its exit is about to be reported.
+    pub(super) fn can_launch_agent(&self) -> bool {
+        match self.context.agent {
+            AgentAvailability::Absent => self.worker.is_none(),
+            AgentAvailability::IdleStopped => true,
+            AgentAvailability::Starting | AgentAvailability::Ready { .. } | AgentAvailability::Lost => false,
+        }
+    }
+
     /// The first run waits for something other than an agent, so a failing agent does not fail it.
     fn is_first_run_blocked(&self) -> bool {
-        self.context.halted || self.runs.front().is_some_and(|run| run.waits_for_slot)
+        self.context.halted || self.waits_for_slot()
     }
 
     /// Launches an agent for this run, or queues the run until a slot is free.
@@ -92,7 +100,12 @@ impl SessionStepBuilder<'_> {
             return;
         }
         let (worker, new_worker) = match self.worker.clone() {
-            Some(worker) => (worker, false),
+            Some(worker) => {
+                if self.waits_for_slot() {
+                    self.emit_update(SessionUpdated { takes_slot: true, ..Default::default() });
+                }
+                (worker, false)
+            }
             None => {
                 let worker_id = WorkerId::of_session(&self.id, EventNumber(self.number.0 + 1));
                 self.emit(None, EventBody::WorkerStarted(WorkerStarted { worker_id: worker_id.clone() }));
@@ -117,6 +130,7 @@ impl SessionStepBuilder<'_> {
         self.context.agent = AgentAvailability::Absent;
         let in_turn = self.current_turn().map(|(run, _)| run.id.clone());
         let waiting = self.run_awaiting_agent().filter(|_| was_needed && !self.is_first_run_blocked());
+        let waiting = waiting.map(|run| run.id.clone());
         let ending = match (in_turn, waiting, exit) {
             (Some(run), _, AgentExitReason::Failed(error))
             | (None, Some(run), AgentExitReason::Failed(error)) => Some((run, RunEnding::failed(error))),
@@ -126,6 +140,8 @@ impl SessionStepBuilder<'_> {
             (None, ..) => None,
         };
         if let Some((run, ending)) = ending {
+            // Nobody is left to take an answer.
+            self.withdraw_asks(&run, ResolvedBy::Agent);
             self.finish_run_with(&run, ending);
         }
         self.advance();

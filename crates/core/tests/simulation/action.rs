@@ -43,6 +43,12 @@ pub(crate) enum SimulatedAction {
     Vanish,
     /// The idle agent is stopped.
     Rest,
+    /// Settings change for which the next run needs another agent.
+    Outdate,
+    /// The next input and the one after it arrive together: both are judged before their effects are carried out.
+    Batch,
+    /// No further input arrives for the batch: its effects are carried out.
+    EndBatch,
     /// The connection breaks.
     Break,
     /// The daemon dies after its next commit, before it carries out the effects.
@@ -51,6 +57,27 @@ pub(crate) enum SimulatedAction {
     Mend,
     /// The next deadline passes.
     Tick,
+}
+
+impl SimulatedAction {
+    /// A client's command, which can be judged in one batch with others.
+    pub(crate) fn is_command(self) -> bool {
+        matches!(
+            self,
+            Self::Prompt
+                | Self::Cancel
+                | Self::CancelNewest
+                | Self::CancelActive
+                | Self::Steer
+                | Self::Allow
+                | Self::Deny
+                | Self::Remove
+                | Self::Clear
+                | Self::Policy
+                | Self::Forgive
+                | Self::Close
+        )
+    }
 }
 
 macro_rules! budget {
@@ -67,5 +94,5 @@ macro_rules! budget {
 
 budget! {
     prompts cancels single_cancels steers answers removes clears halts fills policies forgives closes spawns suspends
-    deaths vanishes rests breaks crashes late asks says
+    deaths vanishes rests breaks crashes late asks says batches outdates failed_preparations
 }

@@ -31,8 +31,12 @@ impl SimulatedSession {
         let mut key = WorldDigest::default();
         key.write(&serde_json::to_vec(&state).unwrap());
         self.worker.canonical(rank, &self.budget).hash(&mut key);
-        let Self { observer, budget, halted, slot_free, dying, prompts, children, .. } = self;
-        (observer, budget, halted, slot_free, dying, prompts, children).hash(&mut key);
+        let Self { observer, budget, halted, slot_free, in_line, dying, batching, prompts, children, .. } =
+            self;
+        (observer, budget, halted, slot_free, in_line, dying, batching, prompts, children).hash(&mut key);
+        // Effects that wait for the end of their batch: their numbers do not matter, only what they do.
+        self.open_batch.is_some().hash(&mut key);
+        self.open_batch.iter().flatten().for_each(|effect| std::mem::discriminant(effect).hash(&mut key));
         key.whole()
     }
 }

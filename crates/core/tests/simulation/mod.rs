@@ -14,8 +14,9 @@ mod simulated_worker;
 use std::collections::VecDeque;
 
 use qd_core::session::{
-    PromptSubmission, SessionCommand, SessionContext, SessionEffect, SessionEvent, SessionInput,
-    SessionPhase, SessionState, SessionStep, SettingsUpdate, deadline, evolve, step,
+    AgentAvailability, ExpectedWakeup, PromptSubmission, SessionCommand, SessionContext, SessionEffect,
+    SessionEvent, SessionInput, SessionPhase, SessionState, SessionStep, SettingsUpdate, deadline, evolve,
+    expected_wakeup, step,
 };
 use qd_protocol::event::{
     AskAnswer, EventBody, FinishReason, FleetMembership, PermissionDecision, RunError, RunStopCause,
@@ -43,8 +44,14 @@ pub(crate) struct SimulatedSession {
     now: Millis,
     halted: bool,
     slot_free: bool,
+    /// It stands in the line for a free slot.
+    in_line: bool,
     /// The daemon dies after its next commit.
     dying: bool,
+    /// The next input is judged together with the one after it.
+    batching: bool,
+    /// An input was judged whose batch is not complete, and these are its effects.
+    open_batch: Option<Vec<SessionEffect>>,
     prompts: u8,
     /// Runs whose end the fleet is to be notified of.
     pub(crate) notified: Vec<RunId>,
@@ -89,6 +96,17 @@ impl SimulatedSession {
         Self::of(budget, restarts, None)
     }
 
+    /// A session whose agents work in a worktree, which is prepared before each start.
+    pub(crate) fn in_worktree(budget: ActionBudget) -> Self {
+        let mut session = Self::new(budget);
+        session.set_worktree(true);
+        session
+    }
+
+    pub(crate) fn set_worktree(&mut self, uses_worktree: bool) {
+        self.worker.uses_worktree = uses_worktree;
+    }
+
     /// A session of a fleet. It keeps its journal, which the fleet queries.
     pub(crate) fn in_fleet(budget: ActionBudget, fleet: FleetMembership) -> Self {
         Self { keeps_journal: true, ..Self::of(budget, None, Some(fleet)) }
@@ -105,7 +123,10 @@ impl SimulatedSession {
             now: Millis(0),
             halted: false,
             slot_free: true,
+            in_line: false,
             dying: false,
+            batching: false,
+            open_batch: None,
             prompts: 0,
             notified: Vec::new(),
             journal: Vec::new(),
@@ -140,8 +161,10 @@ impl SimulatedSession {
         offer(budget.closes > 0, SimulatedAction::Close);
         offer(budget.spawns > 0 && worker.is_in_turn(), SimulatedAction::Spawn);
         offer(budget.deaths > 0 && worker.can_die(), SimulatedAction::Die);
-        offer(budget.vanishes > 0 && worker.is_there(), SimulatedAction::Vanish);
+        offer(budget.vanishes > 0 && worker.has_process(), SimulatedAction::Vanish);
         offer(budget.rests > 0 && worker.can_rest(), SimulatedAction::Rest);
+        offer(budget.outdates > 0 && worker.can_be_outdated(), SimulatedAction::Outdate);
+        offer(budget.batches > 0 && !self.batching && !self.dying, SimulatedAction::Batch);
         offer(budget.breaks > 0 && worker.can_break(), SimulatedAction::Break);
         offer(budget.crashes > 0 && !self.dying, SimulatedAction::Crash);
         for child in self.children.busy() {
@@ -153,6 +176,10 @@ impl SimulatedSession {
         for worker_action in worker.possible_actions(budget) {
             offer(true, SimulatedAction::Agent(worker_action));
         }
+        if self.open_batch.is_some() {
+            actions.retain(|action| action.is_command());
+            actions.push(SimulatedAction::EndBatch);
+        }
         actions
     }
 
@@ -162,13 +189,11 @@ impl SimulatedSession {
 
     fn context(&self) -> SessionContext {
         let Self { now, halted, slot_free, .. } = *self;
-        SessionContext {
-            now,
-            halted,
-            over_budget: false,
-            slot_available: slot_free,
-            agent: self.worker.link(),
-        }
+        let mut undone = self.open_batch.iter().flatten();
+        let launches = undone.any(|effect| matches!(effect, SessionEffect::LaunchAgent { .. }));
+        // Like the actor: an agent whose launch is decided counts as starting.
+        let agent = if launches { AgentAvailability::Starting } else { self.worker.link() };
+        SessionContext { now, halted, over_budget: false, slot_available: slot_free, agent }
     }
 
     /// Takes one action, checks all invariants, and carries out the effects.
@@ -188,7 +213,26 @@ impl SimulatedSession {
             }
             SimulatedAction::Free => {
                 self.slot_free = true;
-                self.input(SessionInput::Wake);
+                // Only those who stand in line are woken.
+                if self.in_line {
+                    self.input(SessionInput::Wake);
+                }
+            }
+            SimulatedAction::Outdate => {
+                self.budget.outdates -= 1;
+                self.worker.mark_outdated();
+                let model = Some("other".to_owned());
+                let update = SettingsUpdate { model, ..SettingsUpdate::default() };
+                self.input(SessionInput::Command(SessionCommand::UpdateSettings(update)));
+            }
+            SimulatedAction::Batch => {
+                self.budget.batches -= 1;
+                self.batching = true;
+            }
+            SimulatedAction::EndBatch => {
+                let mut inbox = VecDeque::new();
+                self.carry_out_all(&mut inbox);
+                inbox.into_iter().for_each(|input| self.input(input));
             }
             SimulatedAction::Crash => {
                 self.budget.crashes -= 1;
@@ -211,7 +255,7 @@ impl SimulatedSession {
                     self.discover_loss();
                 }
             }
-            SimulatedAction::Mend if self.worker.is_there() => self.attach(true),
+            SimulatedAction::Mend if self.worker.has_process() => self.attach(true),
             SimulatedAction::Mend => self.discover_loss(),
             SimulatedAction::Die => {
                 self.budget.deaths -= 1;
@@ -224,6 +268,12 @@ impl SimulatedSession {
                 self.now =
                     self.now.max(deadline(&self.state, self.worker.link()).expect("only offered with one"));
                 self.input(SessionInput::Tick);
+            }
+            SimulatedAction::Agent(WorkerAction::PreparationFailed) => {
+                self.budget.failed_preparations -= 1;
+                self.worker.forget_launch();
+                let error = RunError::new("worktree_failed", "no worktree");
+                self.input(SessionInput::WorkerGone(AgentExitReason::Failed(error)));
             }
             SimulatedAction::Agent(worker_action) => {
                 if worker_action == WorkerAction::Ready && self.worker.is_new() {
@@ -259,6 +309,28 @@ impl SimulatedSession {
         for child in waits_for {
             assert!(self.children.is_busy(child), "a run waits for {child}, which has ended");
         }
+        if self.open_batch.is_none() {
+            self.check_liveness();
+        }
+    }
+
+    /// Something will make a session with unfinished runs go on, and it really exists.
+    fn check_liveness(&self) {
+        if !self.state.is_busy() {
+            return;
+        }
+        let Self { state, worker, .. } = self;
+        let exists = match expected_wakeup(state, &self.context(), self.in_line) {
+            None => false,
+            Some(ExpectedWakeup::Slot) => self.in_line && !self.slot_free && !worker.is_live(),
+            Some(ExpectedWakeup::HaltLifted) => self.halted,
+            Some(ExpectedWakeup::AgentChange) => worker.is_changing(),
+            Some(ExpectedWakeup::TurnEnd) => worker.is_in_turn(),
+            Some(ExpectedWakeup::Answer) => state.pending_asks().next().is_some() && worker.is_in_turn(),
+            Some(ExpectedWakeup::ChildrenEnd) => !self.children.busy().is_empty(),
+            Some(ExpectedWakeup::StopDeadline) => deadline(state, worker.link()).is_some(),
+        };
+        assert!(exists, "nothing will make this session go on: {state:?} with {worker:?}");
     }
 
     /// Sends a prompt under this run id. Returns false if the session refuses it.
@@ -415,13 +487,28 @@ impl SimulatedSession {
             let effects = self.commit_step(input);
             match effects {
                 Some(effects) => {
-                    for effect in effects {
-                        self.carry_out(effect, &mut inbox);
+                    self.open_batch.get_or_insert_default().extend(effects);
+                    if !std::mem::take(&mut self.batching) {
+                        self.carry_out_all(&mut inbox);
                     }
                 }
-                None => inbox = VecDeque::from([self.start_next_daemon()]),
+                None => {
+                    self.open_batch = None;
+                    inbox = VecDeque::from([self.start_next_daemon()]);
+                }
             }
         }
+    }
+
+    /// What the actor does after a commit.
+    fn carry_out_all(&mut self, inbox: &mut VecDeque<SessionInput>) {
+        for effect in self.open_batch.take().unwrap_or_default() {
+            self.carry_out(effect, inbox);
+        }
+        if self.state.current_turn().is_none() {
+            self.worker.stop_if_outdated();
+        }
+        self.in_line = self.state.waits_for_slot() && !self.halted;
     }
 
     /// One step, committed. Returns its effects, unless the daemon died after the commit.

@@ -345,6 +345,11 @@ impl ContractObserver {
                 // If the run has to wait for a slot again, it is queued again.
                 self.runs.values_mut().for_each(|run| run.queued_for_slot = false);
             }
+            EventBody::SessionUpdated(change) if change.takes_slot => {
+                assert!(self.worker && !self.stopped, "an agent started without a worker");
+                assert!(context.slot_available && !context.halted, "an agent that must not be started");
+                self.runs.values_mut().for_each(|run| run.queued_for_slot = false);
+            }
             EventBody::WorkerReattached(_) => assert!(self.worker, "no worker could be reattached"),
             EventBody::WorkerExited(exited) => {
                 assert!(std::mem::replace(&mut self.worker, false), "a worker exits once");

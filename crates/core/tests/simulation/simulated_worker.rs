@@ -18,6 +18,10 @@ use super::{ActionBudget, ask_id};
 /// What an agent can do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum WorkerAction {
+    /// The worktree is prepared, and the agent starts in it.
+    Prepared,
+    /// The worktree could not be prepared.
+    PreparationFailed,
     Ready,
     Text,
     Ask,
@@ -42,6 +46,8 @@ pub(crate) enum WorkerAction {
 enum SimulatedAgentState {
     #[default]
     None,
+    /// The worktree for an agent is being prepared. There may be a worker that waits for its next agent.
+    Preparing,
     /// An agent that is not ready yet.
     Starting,
     Ready,
@@ -56,6 +62,10 @@ enum SimulatedAgentState {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct SimulatedWorker {
     agent_state: SimulatedAgentState,
+    /// Its agents work in a worktree, which is prepared before each start.
+    pub(super) uses_worktree: bool,
+    /// Settings have changed since the agent was started: the next run gets another agent.
+    outdated: bool,
     worker: Option<WorkerId>,
     /// Its updates reach no daemon: the connection is broken, or the daemon is dead.
     disconnected: bool,
@@ -88,6 +98,8 @@ impl Hash for SimulatedWorker {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self {
             agent_state,
+            uses_worktree,
+            outdated,
             worker,
             disconnected,
             attached,
@@ -101,6 +113,8 @@ impl Hash for SimulatedWorker {
         } = self;
         (
             agent_state,
+            uses_worktree,
+            outdated,
             worker,
             disconnected,
             attached,
@@ -124,9 +138,11 @@ impl SimulatedWorker {
         match self.agent_state {
             _ if self.disconnected => AgentAvailability::Lost,
             SimulatedAgentState::None => AgentAvailability::Absent,
-            SimulatedAgentState::Starting | SimulatedAgentState::Tiring | SimulatedAgentState::Ending => {
-                AgentAvailability::Starting
-            }
+            SimulatedAgentState::Preparing
+            | SimulatedAgentState::Starting
+            | SimulatedAgentState::Tiring
+            | SimulatedAgentState::Ending => AgentAvailability::Starting,
+            SimulatedAgentState::Ready if self.outdated => AgentAvailability::Starting,
             SimulatedAgentState::Ready => AgentAvailability::Ready { steerable: true },
             SimulatedAgentState::Resting => AgentAvailability::IdleStopped,
         }
@@ -134,6 +150,11 @@ impl SimulatedWorker {
 
     pub(crate) fn is_there(&self) -> bool {
         self.agent_state != SimulatedAgentState::None
+    }
+
+    /// Its process exists. It does not while the worktree of its first agent is being prepared.
+    pub(crate) fn has_process(&self) -> bool {
+        self.is_there() && (self.agent_state != SimulatedAgentState::Preparing || self.attached)
     }
 
     pub(crate) fn can_die(&self) -> bool {
@@ -169,10 +190,11 @@ impl SimulatedWorker {
                 "a second worker beside {:?}",
                 self.worker
             );
-            let Self { last, update_count, asked, prompt_counts, .. } = std::mem::take(self);
+            let Self { last, update_count, asked, prompt_counts, uses_worktree, .. } = std::mem::take(self);
             let worker = Some(worker);
             *self = Self {
-                agent_state: SimulatedAgentState::Starting,
+                agent_state: Self::first_state(uses_worktree),
+                uses_worktree,
                 worker,
                 last,
                 update_count,
@@ -183,7 +205,45 @@ impl SimulatedWorker {
         } else {
             assert_eq!(self.worker.as_ref(), Some(&worker), "an agent in a worker that is not there");
             assert_eq!(self.agent_state, SimulatedAgentState::Resting, "a second agent in one worker");
-            self.agent_state = SimulatedAgentState::Starting;
+            self.agent_state = Self::first_state(self.uses_worktree);
+            self.outdated = false;
+        }
+    }
+
+    fn first_state(uses_worktree: bool) -> SimulatedAgentState {
+        if uses_worktree { SimulatedAgentState::Preparing } else { SimulatedAgentState::Starting }
+    }
+
+    /// The agent counts towards the limit on live agents.
+    pub(crate) fn is_live(&self) -> bool {
+        !matches!(self.agent_state, SimulatedAgentState::None | SimulatedAgentState::Resting)
+    }
+
+    /// A start, stop or reconnect is under way.
+    pub(crate) fn is_changing(&self) -> bool {
+        let in_transition = matches!(
+            self.agent_state,
+            SimulatedAgentState::Preparing
+                | SimulatedAgentState::Starting
+                | SimulatedAgentState::Tiring
+                | SimulatedAgentState::Ending
+        );
+        self.disconnected || in_transition
+    }
+
+    pub(crate) fn can_be_outdated(&self) -> bool {
+        self.agent_state == SimulatedAgentState::Ready && !self.outdated
+    }
+
+    /// Settings have changed, and the agent was started with the old ones.
+    pub(crate) fn mark_outdated(&mut self) {
+        self.outdated = true;
+    }
+
+    /// Stops an outdated agent that is in no turn. The daemon does this after every commit.
+    pub(crate) fn stop_if_outdated(&mut self) {
+        if self.outdated && self.can_rest() {
+            self.stop_idle_agent();
         }
     }
 
@@ -193,6 +253,12 @@ impl SimulatedWorker {
         if !self.disconnected {
             self.agent_state = SimulatedAgentState::Ending;
         }
+    }
+
+    /// Preparing the worktree failed before the worker was started.
+    pub(crate) fn forget_launch(&mut self) {
+        self.agent_state = SimulatedAgentState::None;
+        self.worker = None;
     }
 
     /// The idle agent is told to stop.
@@ -206,6 +272,7 @@ impl SimulatedWorker {
         self.worker = None;
         self.attached = false;
         self.turn = None;
+        self.outdated = false;
         self.disconnected = true;
     }
 
@@ -229,6 +296,14 @@ impl SimulatedWorker {
 
     /// The daemon died; another one looks for this worker.
     pub(crate) fn daemon_died(&mut self, worker: Option<&WorkerId>) {
+        // A preparation ends with its daemon.
+        if self.agent_state == SimulatedAgentState::Preparing {
+            if self.attached {
+                self.agent_state = SimulatedAgentState::Resting;
+            } else {
+                self.forget_launch();
+            }
+        }
         if worker.is_none() {
             self.vanish();
             self.disconnected = false;
@@ -321,6 +396,12 @@ impl SimulatedWorker {
                 }
             }
             _ if self.disconnected => {}
+            (SimulatedAgentState::Preparing, _) => {
+                actions.push(WorkerAction::Prepared);
+                if budget.failed_preparations > 0 && !self.attached {
+                    actions.push(WorkerAction::PreparationFailed);
+                }
+            }
             (SimulatedAgentState::Starting, _) => actions.push(WorkerAction::Ready),
             (SimulatedAgentState::Tiring, _) => actions.push(WorkerAction::Rested),
             (SimulatedAgentState::Ending, _) => actions.push(WorkerAction::Ended),
@@ -368,8 +449,13 @@ impl SimulatedWorker {
     ) -> Option<(UpdateNumber, AgentUpdate)> {
         let turn = self.turn.as_mut();
         let update = match (action, turn) {
+            (WorkerAction::Prepared, _) => {
+                self.agent_state = SimulatedAgentState::Starting;
+                return None;
+            }
             (WorkerAction::Ready, _) => {
                 self.agent_state = SimulatedAgentState::Ready;
+                self.outdated = false;
                 AgentUpdate::Ready { agent_session_id: None, steers: true }
             }
             (WorkerAction::Rested, _) => {
@@ -427,6 +513,7 @@ impl SimulatedWorker {
                 };
                 AgentUpdate::TurnEnded { run, outcome: TurnOutcome::of(stop) }
             }
+            (WorkerAction::PreparationFailed, _) => unreachable!("the session performs it"),
             (_, None) => unreachable!("only offered in a turn"),
         };
         self.send_or_spool(update)

@@ -136,6 +136,9 @@ pub struct SessionUpdated {
     /// The agent did not let go of a killed turn. It is stopped, and the next run gets a new agent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops_agent: bool,
+    /// The first run waited for a free slot and has it: an agent is started in the worker that the session has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub takes_slot: bool,
 }
 
 /// What happens to the events of a session that closes.
