@@ -10,6 +10,7 @@ use qd_core::session::SessionCommand;
 use qd_journal::{JournalReadError, SessionFilter, SessionKey};
 use qd_protocol::ApiError;
 
+use crate::actor::retry_delivery;
 use crate::daemon::{Daemon, read_failed};
 
 /// The sessions and fleets whose own budget is spent.
@@ -93,26 +94,23 @@ impl Daemon {
     async fn stop_tree(self: Arc<Self>, root: SessionKey) {
         let mut pending = vec![root];
         while let Some(key) = pending.pop() {
-            let children = SessionFilter { parent: Some(key), ..SessionFilter::default() };
-            match self.journal.sessions(children, None, usize::MAX).await {
-                Ok(rows) => pending.extend(rows.iter().map(|row| row.key)),
-                Err(error) => {
-                    tracing::warn!(%error, "could not read the children of a session whose budget is spent")
-                }
-            }
-            // A fleet has no runs of its own.
-            let Ok(Some(row)) = self.journal.session_by_key(key).await else { continue };
-            if row.live {
-                let stopped = match self.session_address(&row) {
-                    Ok(session) => {
+            let read_children = || async {
+                let children = SessionFilter { parent: Some(key), ..SessionFilter::default() };
+                self.journal.sessions(children, None, usize::MAX).await.map_err(read_failed)
+            };
+            let children = retry_delivery(&self, read_children).await.unwrap_or_default();
+            pending.extend(children.iter().map(|row| row.key));
+            let stop = || async {
+                match self.journal.session_by_key(key).await.map_err(read_failed)? {
+                    Some(row) if row.live => {
+                        let session = self.session_address(&row)?;
                         self.send_command(&session, SessionCommand::OverBudget, None).await.map(drop)
                     }
-                    Err(error) => Err(error),
-                };
-                if let Err(error) = stopped {
-                    tracing::warn!(session = %row.id, %error, "could not stop a run whose budget is spent");
+                    // It has no run to stop. A fleet never has one of its own.
+                    _ => Ok(()),
                 }
-            }
+            };
+            let _stopped = retry_delivery(&self, stop).await;
         }
     }
 }

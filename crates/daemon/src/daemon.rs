@@ -1,6 +1,7 @@
 //! The state that all parts of the daemon share: the journal, the awake actors, the halt flag, the spent budgets.
 //! Requests reach their session's actor through here. Nothing here decides a transition.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -33,6 +34,8 @@ use crate::workspaces::WorkspaceRegistry;
 const SUPERVISE_INTERVAL: Duration = Duration::from_secs(1);
 /// The supervisor looks for stray workers once per this many runs.
 const STRAY_CHECK_TICKS: u32 = 60;
+/// The supervisor checks that no run is forgotten once per this many runs.
+const LIVENESS_CHECK_TICKS: u32 = 5;
 
 /// The shared state of the daemon.
 pub(crate) struct Daemon {
@@ -177,12 +180,12 @@ impl Daemon {
     }
 
     /// Spawns a task that the daemon owns: shutdown waits for it.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(ended) = tasks.try_join_next() {
             report_panic(ended);
         }
-        tasks.spawn(task);
+        tasks.spawn(task)
     }
 
     /// Reports what an awake session is doing, once everything before is committed. `None` if it sleeps or its mailbox
@@ -212,6 +215,7 @@ impl Daemon {
     pub(crate) async fn supervise(self: Arc<Self>) {
         let mut stopping = self.stop_signal();
         let mut ticks = 0_u32;
+        let mut sleeping_before = HashSet::new();
         loop {
             tokio::select! {
                 _ = stopping.wait_for(|stop| *stop) => return,
@@ -224,8 +228,40 @@ impl Daemon {
             if ticks.is_multiple_of(STRAY_CHECK_TICKS) {
                 self.end_stray_workers().await;
             }
+            if ticks.is_multiple_of(LIVENESS_CHECK_TICKS) {
+                sleeping_before = self.check_liveness(sleeping_before).await;
+            }
             ticks = ticks.wrapping_add(1);
         }
+    }
+
+    /// Has every awake session check that something will make it go on, and wakes those that sleep with unfinished
+    /// runs although nothing is halted: an actor that panicked leaves one. Returns the latter; a session is only
+    /// reported if it was among them at the last check too, because it may be about to finish or to fall asleep.
+    async fn check_liveness(self: &Arc<Self>, sleeping_before: HashSet<SessionId>) -> HashSet<SessionId> {
+        for session in self.registry.awake_keys() {
+            // One with a full mailbox is awake and working.
+            let _sent = self.registry.send_if_awake(&session, ActorMessage::CheckLiveness);
+        }
+        let live = SessionFilter { live_only: true, ..SessionFilter::default() };
+        let Ok(rows) = self.journal.sessions(live, None, usize::MAX).await else { return sleeping_before };
+        let awake: HashSet<SessionId> = self.registry.awake_keys().into_iter().collect();
+        let mut sleeping = HashSet::new();
+        for row in rows.into_iter().filter(|row| !self.is_halted() && !awake.contains(&row.id)) {
+            if sleeping_before.contains(&row.id)
+                && let Ok(session) = self.session_address(&row)
+            {
+                self.metrics.count_stuck_session();
+                tracing::error!(
+                    session = %row.id,
+                    "a session with unfinished runs has nothing that will wake it: it sleeps; it is woken now"
+                );
+                // With a full mailbox it is awake.
+                let _sent = self.send_message(&session, ActorMessage::Wake);
+            }
+            sleeping.insert(row.id);
+        }
+        sleeping
     }
 
     async fn end_stray_workers(&self) {

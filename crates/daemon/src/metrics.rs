@@ -18,6 +18,7 @@ pub(crate) struct DaemonMetrics {
     runs_finished: [AtomicU64; FINISH_REASONS.len()],
     cancels: AtomicU64,
     asks_opened: AtomicU64,
+    stuck_sessions: AtomicU64,
     /// By the agent's label.
     usage_by_agent: Mutex<BTreeMap<String, TokenUsage>>,
     pub(crate) open_streams: AtomicU64,
@@ -38,6 +39,11 @@ const FINISH_REASONS: [(FinishReason, &str); 9] = [
 ];
 
 impl DaemonMetrics {
+    /// Counts a session that had unfinished runs and nothing that would wake it.
+    pub(crate) fn count_stuck_session(&self) {
+        self.stuck_sessions.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts events of a session with this agent that have just been journalled.
     pub(crate) fn count_events<'a>(&self, agent: &str, bodies: impl Iterator<Item = &'a EventBody>) {
         for body in bodies {
@@ -97,6 +103,12 @@ pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protoco
         get(&stats.cancels),
     );
     page.write_metric("quarterdeck_asks_total", "counter", "Opened asks.", get(&stats.asks_opened));
+    page.write_metric(
+        "quarterdeck_stuck_sessions_total",
+        "counter",
+        "Sessions that had unfinished runs and nothing to wake them, until a check found them. Please report any.",
+        get(&stats.stuck_sessions),
+    );
     let used = stats.usage_by_agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
     page.write_usage(&used);
     let active = counts.live_sessions.min(counts.unfinished_runs);

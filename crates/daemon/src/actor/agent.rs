@@ -222,9 +222,9 @@ impl SessionAgent {
         self.outdated = self.link.is_some();
     }
 
-    /// Stops an outdated agent once no run is active.
+    /// Stops an outdated agent once it is in no turn. The run that it is started for again may be suspended.
     pub(super) fn stop_if_outdated(&mut self, state: &SessionState) {
-        if self.outdated && state.active_run().is_none() && self.is_idle() {
+        if self.outdated && state.current_turn().is_none() && self.is_idle() {
             self.stop_idle();
         }
     }

@@ -6,6 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use qd_core::rows::RunDoc;
 use qd_core::session::SessionCommand;
@@ -18,50 +19,75 @@ use tokio::sync::oneshot;
 
 use super::SessionActor;
 use super::reply::{ActorReply, CommandCompletion};
-use crate::daemon::{Daemon, read_failed};
+use crate::daemon::{Daemon, SessionAddress, read_failed};
 use crate::http::unreadable_row;
 
+/// The delay before a message between sessions is sent again, because a mailbox was full or the journal failed.
+const DELIVERY_RETRY: Duration = Duration::from_millis(500);
+
+/// A cancel that is being passed on to the child sessions.
+pub(super) struct ChildCancelTask {
+    number: EventNumber,
+    task: tokio::task::AbortHandle,
+}
+
 impl SessionActor {
-    pub(super) fn cancel_children(&self, number: EventNumber, receipt: Option<oneshot::Sender<Vec<RunId>>>) {
+    /// Passes a cancel on to the child sessions until each has applied it. A client that waits for the receipt gets
+    /// the runs that were stopped, but does not wait for a child that cannot be reached.
+    pub(super) fn cancel_children(
+        &mut self,
+        number: EventNumber,
+        mut receipt: Option<oneshot::Sender<Vec<RunId>>>,
+    ) {
+        let under_way =
+            self.child_cancel.as_ref().is_some_and(|last| last.number == number && !last.task.is_finished());
+        if under_way {
+            return;
+        }
         let (daemon, session) = (Arc::clone(&self.daemon), Arc::clone(&self.session));
         let children: Vec<SessionId> = self.state.children.iter().cloned().collect();
-        self.daemon.spawn(async move {
+        let task = self.daemon.spawn(async move {
             let mut cancelled = Vec::new();
             for child in children {
-                match cancel_child(&daemon, &child, number).await {
-                    Ok(runs) => cancelled.extend(runs),
-                    Err(error) if error.code == ErrorCode::NotFound => {}
-                    Err(error) => {
-                        tracing::warn!(%child, %error, "a cancel did not reach a child session; it is sent again later");
-                        return;
+                let runs = match cancel_child(&daemon, &child, number).await {
+                    Ok(runs) => Some(runs),
+                    Err(_) => {
+                        receipt = None;
+                        retry_delivery(&daemon, || cancel_child(&daemon, &child, number)).await
                     }
+                };
+                match runs {
+                    Some(runs) => cancelled.extend(runs),
+                    None => return,
                 }
             }
-            Self::post_command(&daemon, &session, SessionCommand::ChildrenCancelled { number });
+            deliver_command(&daemon, &session, SessionCommand::ChildrenCancelled { number }).await;
             if let Some(receipt) = receipt {
                 // A client that has disconnected does not need the receipt.
                 let _gone = receipt.send(cancelled);
             }
         });
+        self.child_cancel = Some(ChildCancelTask { number, task });
     }
 
-    pub(super) fn close_children(&self, purge: bool) {
+    /// Closes the child sessions, and reports it to our own session once all have closed.
+    pub(super) fn close_children(&mut self, purge: bool) {
+        if !purge && self.child_close.as_ref().is_some_and(|task| !task.is_finished()) {
+            return;
+        }
         let (daemon, session) = (Arc::clone(&self.daemon), Arc::clone(&self.session));
         let children: Vec<SessionId> = self.state.children.iter().cloned().collect();
-        self.daemon.spawn(async move {
+        self.child_close = Some(self.daemon.spawn(async move {
             for child in &children {
-                if let Err(error) = close_child(&daemon, child, purge).await
-                    && error.code != ErrorCode::NotFound
-                {
-                    tracing::warn!(%child, %error, "could not close a child session; trying again later");
+                if retry_delivery(&daemon, || close_child(&daemon, child, purge)).await.is_none() {
                     return;
                 }
             }
             for child in &children {
                 daemon.wait_closed(child).await;
             }
-            Self::post_command(&daemon, &session, SessionCommand::ChildrenClosed);
-        });
+            deliver_command(&daemon, &session, SessionCommand::ChildrenClosed).await;
+        }));
     }
 
     /// Checks which of the children that a suspended run waits for have ended, and reports them to our own session.
@@ -69,12 +95,9 @@ impl SessionActor {
         let (daemon, session) = (Arc::clone(&self.daemon), Arc::clone(&self.session));
         self.daemon.spawn(async move {
             for child in children {
-                match child_result(&daemon, &child).await {
-                    Ok(Some(result)) => Self::post_command(&daemon, &session, SessionCommand::ChildEnded(result)),
-                    Ok(None) => {}
-                    Err(error) => {
-                        tracing::warn!(%child, %error, "could not read a child session; it reports its end itself");
-                    }
+                let result = retry_delivery(&daemon, || child_result(&daemon, &child)).await;
+                if let Some(Some(result)) = result {
+                    deliver_command(&daemon, &session, SessionCommand::ChildEnded(result)).await;
                 }
             }
         });
@@ -91,18 +114,48 @@ impl SessionActor {
         let Some(parent) = self.state.settings.parent.clone() else { return };
         let (daemon, child) = (Arc::clone(&self.daemon), self.session.id.clone());
         self.daemon.spawn(async move {
-            let report = async {
-                if let Some(result) = child_result(&daemon, &child).await? {
-                    let parent = daemon.find_session(&parent).await?;
-                    Self::post_command(&daemon, &parent, SessionCommand::ChildEnded(result));
+            let report = || async {
+                match child_result(&daemon, &child).await? {
+                    Some(result) => Ok(Some((daemon.find_session(&parent).await?, result))),
+                    None => Ok(None),
                 }
-                Ok::<_, ApiError>(())
             };
-            if let Err(error) = report.await {
-                tracing::debug!(%parent, %error, "could not report an end to the parent; it asks when it wakes");
+            if let Some(Some((parent, result))) = retry_delivery(&daemon, report).await {
+                deliver_command(&daemon, &parent, SessionCommand::ChildEnded(result)).await;
             }
         });
     }
+}
+
+/// Sends a command to a session until it is journalled. Gives up only if the session no longer exists or the daemon
+/// stops; then the next daemon sends it again.
+async fn deliver_command(daemon: &Arc<Daemon>, session: &Arc<SessionAddress>, command: SessionCommand) {
+    let _delivered = retry_delivery(daemon, || daemon.send_command(session, command.clone(), None)).await;
+}
+
+/// Repeats an operation while mailboxes are full or the journal fails. Without this, a moment without storage could
+/// leave a session waiting for a report that nobody repeats. `None` if it fails for good, or the daemon stops.
+pub(crate) async fn retry_delivery<T, F>(daemon: &Daemon, operation: impl Fn() -> F) -> Option<T>
+where
+    F: Future<Output = Result<T, ApiError>>,
+{
+    let mut reported = false;
+    loop {
+        match operation().await {
+            Ok(value) => return Some(value),
+            Err(error) if is_temporary(&error) && !daemon.is_stopping() => {
+                if !std::mem::replace(&mut reported, true) {
+                    tracing::warn!(%error, "could not pass something on between sessions; trying again until it works");
+                }
+                tokio::time::sleep(DELIVERY_RETRY).await;
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+fn is_temporary(error: &ApiError) -> bool {
+    matches!(error.code, ErrorCode::Overloaded | ErrorCode::StorageFailed)
 }
 
 /// The result of a session, if nothing of it runs any more. A session that never got a prompt has ended only once it
@@ -127,15 +180,15 @@ async fn child_result(daemon: &Daemon, id: &SessionId) -> Result<Option<ChildRes
     }
 }
 
-/// Cancels a session and its descendants, and returns the runs that were stopped. Boxed, because it waits for a tree
-/// of any height.
+/// Cancels a session and its descendants, and returns the runs that were stopped. A session that no longer exists has
+/// none. Boxed, because it waits for a tree of any height.
 fn cancel_child<'a>(
     daemon: &'a Arc<Daemon>,
     child: &'a SessionId,
     cause: EventNumber,
 ) -> Pin<Box<dyn Future<Output = Result<Vec<RunId>, ApiError>> + Send + 'a>> {
     Box::pin(async move {
-        let session = daemon.find_session(child).await?;
+        let Some(session) = find_child(daemon, child).await? else { return Ok(Vec::new()) };
         let CommandCompletion { reply, cancelled_in_children } =
             daemon.send_command(&session, SessionCommand::CancelFromParent { cause }, None).await?;
         let mut runs = match reply {
@@ -150,6 +203,16 @@ fn cancel_child<'a>(
 }
 
 async fn close_child(daemon: &Arc<Daemon>, child: &SessionId, purge: bool) -> Result<(), ApiError> {
-    let session = daemon.find_session(child).await?;
-    daemon.send_command(&session, SessionCommand::Close { purge }, None).await.map(drop)
+    match find_child(daemon, child).await? {
+        Some(session) => daemon.send_command(&session, SessionCommand::Close { purge }, None).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+/// A child session, unless it was purged.
+async fn find_child(daemon: &Daemon, child: &SessionId) -> Result<Option<Arc<SessionAddress>>, ApiError> {
+    match daemon.find_session(child).await {
+        Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+        found => found.map(Some),
+    }
 }

@@ -1,11 +1,10 @@
 //! Performs the effects of a step, once the events that decided them are in the journal.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use qd_core::session::{SessionCommand, SessionEffect, seconds_to_millis};
+use qd_core::session::{SessionEffect, seconds_to_millis};
 use qd_protocol::event::{Attachment, RunError, SessionCreated};
 use qd_protocol::link::{AgentCommand, AgentExitReason, PromptFile, TurnLimits};
 use qd_protocol::policy::{Policy, PolicyVerdict};
@@ -16,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::batch::StepOutcome;
 use super::reply::CommandCompletion;
-use super::{ActorMessage, SessionActor, load};
+use super::{SessionActor, load};
 
 impl SessionActor {
     /// Replies to the waiting client, then performs the effects.
@@ -46,7 +45,10 @@ impl SessionActor {
         receipt: &mut Option<oneshot::Sender<Vec<RunId>>>,
     ) {
         match effect {
-            SessionEffect::LaunchAgent { worker, new_worker } => self.launch_agent(worker, new_worker).await,
+            SessionEffect::LaunchAgent { worker, new_worker } => {
+                self.launch_agent(worker, new_worker).await;
+                self.launch_decided = false;
+            }
             SessionEffect::SendPrompt { number, run } => self.send_prompt(number, run).await,
             SessionEffect::SendSteer { number, run, text } => self.send_steer(number, run, text).await,
             SessionEffect::CancelTurn { number, run } => {
@@ -233,20 +235,6 @@ impl SessionActor {
         }
         if let Err(error) = self.daemon.check_budgets(self.session.key).await {
             tracing::warn!(session = %self.session.id, %error, "a budget could not be checked");
-        }
-    }
-
-    /// Sends a command to a session without waiting for its reply. If the mailbox is full, the command is dropped: a
-    /// session with such an obligation asks again when it wakes.
-    pub(super) fn post_command(
-        daemon: &Arc<crate::daemon::Daemon>,
-        session: &Arc<crate::daemon::SessionAddress>,
-        command: SessionCommand,
-    ) {
-        let (reply, _answer) = oneshot::channel();
-        let request = super::CommandRequest { command, key: None, child: None, reply };
-        if let Err(error) = daemon.send_message(session, ActorMessage::Request(Box::new(request))) {
-            tracing::warn!(session = %session.id, %error, "could not report to a session; it asks again when it wakes");
         }
     }
 }

@@ -6,6 +6,7 @@ mod agent;
 mod batch;
 mod children;
 mod effects;
+mod liveness;
 mod load;
 mod preparation;
 mod reply;
@@ -14,15 +15,16 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use qd_core::session::{
-    AgentAvailability, SessionCommand, SessionContext, SessionInput, SessionPhase, SessionState, deadline,
-    step,
+    AgentAvailability, SessionCommand, SessionContext, SessionEffect, SessionInput, SessionPhase,
+    SessionState, deadline, step,
 };
 use qd_journal::SessionKey;
 use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
-use qd_protocol::{ApiError, EventBody, Millis, RunId};
+use qd_protocol::{ApiError, EventBody, EventNumber, Millis, RunId};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -31,10 +33,12 @@ pub(crate) use reply::{ActorReply, CommandCompletion, run_id_conflict};
 
 use crate::daemon::{Daemon, SessionAddress};
 use crate::registry::ActorMailbox;
-use crate::workers::{RecordedWorker, SlotUse};
+use crate::workers::{RecordedWorker, SlotStanding};
 use agent::SessionAgent;
 use batch::{ActorBatch, PromptCache};
 pub(crate) use batch::{ChildCreation, FirstEventIndex, encode_failed, row_change, session_row};
+use children::ChildCancelTask;
+pub(crate) use children::retry_delivery;
 pub(crate) use load::{encode_snapshot, full_text, recorded_event};
 use preparation::{PreparationResult, WorktreePreparation};
 
@@ -42,6 +46,9 @@ use preparation::{PreparationResult, WorktreePreparation};
 const BATCH_MAX: usize = 256;
 /// How long a session without a worker stays awake at most; a shorter `idle_s` shortens it.
 const SLEEP_AFTER: Duration = Duration::from_secs(10);
+/// After this many batches of messages in a row, the agent and the deadlines get a turn. A session that is flooded with
+/// requests still hears its agent.
+const MAILBOX_TURNS_MAX: u8 = 16;
 /// The delay before inputs that the journal did not take are judged again.
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 
@@ -51,6 +58,8 @@ pub(crate) enum ActorMessage {
     Request(Box<CommandRequest>),
     /// Conditions have improved (a slot, a lifted halt, a budget): check whether anything can proceed.
     Wake,
+    /// Check that something will make the session go on.
+    CheckLiveness,
     /// Another session needs an agent slot: stop the agent if it is idle.
     StopIfIdle,
     /// End the agent: the workers end together with the daemon.
@@ -118,7 +127,13 @@ pub(crate) async fn run_actor(
                 state,
                 lineage,
                 agent,
+                launch_decided: false,
                 preparation: None,
+                child_cancel: None,
+                child_close: None,
+                stuck_at: None,
+                checks_suspended: 0,
+                mailbox_turns: 0,
                 idle_timeout: None,
                 prompts,
                 pending_inputs: None,
@@ -130,6 +145,15 @@ pub(crate) async fn run_actor(
             tracing::error!(session = %session.id, %error, "could not load the session from the journal");
             fail_all_requests(&mailbox, error);
         }
+    }
+}
+
+/// Waits; for ever if the time is [`Duration::MAX`], and not at all if it is zero.
+async fn pause(time: Duration) {
+    match time {
+        Duration::ZERO => {}
+        Duration::MAX => std::future::pending().await,
+        time => tokio::time::sleep(time).await,
     }
 }
 
@@ -166,8 +190,20 @@ struct SessionActor {
     /// The session's own key, then its parent's and so on up, then its fleet's: the budgets that apply.
     lineage: Vec<SessionKey>,
     agent: SessionAgent,
+    /// The machine has decided to launch an agent, and that is not carried out yet.
+    launch_decided: bool,
     /// The worktree that is being prepared for an agent that is about to start.
     preparation: Option<Box<WorktreePreparation>>,
+    /// The cancel that is being passed on to the child sessions, or was last.
+    child_cancel: Option<ChildCancelTask>,
+    /// The task that closes the child sessions.
+    child_close: Option<tokio::task::AbortHandle>,
+    /// The number of the last event when the last check found nothing that will make the session go on.
+    stuck_at: Option<EventNumber>,
+    /// How many checks in a row found a run that is suspended for child sessions.
+    checks_suspended: u8,
+    /// How many batches of messages were taken since anything else had a turn.
+    mailbox_turns: u8,
     /// How long the agent may be idle before it is stopped; `None` if stopping it would lose its conversation.
     idle_timeout: Option<Duration>,
     /// Small prompts that were accepted and have not been sent to the agent.
@@ -287,14 +323,33 @@ impl SessionActor {
                 None => std::future::pending().await,
             }
         };
+        let agent = &mut self.agent;
+        let others = async {
+            tokio::select! {
+                biased;
+                event = agent.next_link_event(), if accepts_events => ActorWakeup::LinkEvent(event),
+                prepared = prepared, if accepts_events => ActorWakeup::Prepared(prepared),
+                () = pause(delay) => wakeup,
+            }
+        };
+        let mut others = std::pin::pin!(others);
+        if self.mailbox_turns >= MAILBOX_TURNS_MAX {
+            self.mailbox_turns = 0;
+            if let Some(wakeup) = others.as_mut().now_or_never() {
+                return wakeup;
+            }
+        }
         tokio::select! {
             biased;
-            () = mailbox_ready => {}
-            event = self.agent.next_link_event(), if accepts_events => return ActorWakeup::LinkEvent(event),
-            prepared = prepared, if accepts_events => return ActorWakeup::Prepared(prepared),
-            () = tokio::time::sleep(delay), if delay != Duration::MAX => return wakeup,
+            () = mailbox_ready => {
+                self.mailbox_turns += 1;
+                ActorWakeup::Messages(messages)
+            }
+            wakeup = others => {
+                self.mailbox_turns = 0;
+                wakeup
+            }
         }
-        ActorWakeup::Messages(messages)
     }
 
     /// No run is active or about to start, and no input waits to be judged again.
@@ -307,9 +362,16 @@ impl SessionActor {
             && !self.agent.is_changing()
     }
 
-    /// Whether an agent is available. While its worktree is being prepared, it counts as starting.
+    /// Whether an agent is available. It counts as starting from the moment its launch is decided, also while its
+    /// worktree is being prepared; and if it could not be started, until the machine has been told.
     fn agent_availability(&self) -> AgentAvailability {
-        if self.preparation.is_some() { AgentAvailability::Starting } else { self.agent.availability() }
+        let exit_unjudged = self.pending_inputs.as_ref().is_some_and(|inputs| inputs.gone.is_some());
+        match self.agent.availability() {
+            _ if self.launch_decided || self.preparation.is_some() || exit_unjudged => {
+                AgentAvailability::Starting
+            }
+            availability => availability,
+        }
     }
 
     /// Whether the agent is idle, between runs or while its run is suspended, and loses nothing by being stopped.
@@ -357,26 +419,25 @@ impl SessionActor {
     /// Reports to the agent slots whether this session waits for one and how its agent uses one. An agent whose run
     /// waits for a person or for other sessions does not count.
     fn update_slot(&self) {
-        match self.state.phase() {
-            // A session that may not start because of a halt must not block the queue.
-            SessionPhase::Queued if !self.daemon.is_halted() => {
-                self.daemon.update_slots(|slots| slots.enqueue(&self.session.id))
-            }
-            _ => self.daemon.update_slots(|slots| slots.dequeue(&self.session.id)),
-        }
-        let slot_use = match self.state.phase() {
-            _ if self.preparation.is_some() => SlotUse::Busy,
-            _ if !self.agent.is_live() => SlotUse::NotCounted,
-            _ if self.can_stop_idle_agent() => SlotUse::Idle,
-            SessionPhase::Waiting => SlotUse::NotCounted,
-            _ => SlotUse::Busy,
+        let standing = match self.state.phase() {
+            _ if self.launch_decided || self.preparation.is_some() => SlotStanding::Busy,
+            _ if !self.agent.is_live() => match self.state.waits_for_slot() {
+                // A session that may not start because of a halt must not block the line.
+                true if !self.daemon.is_halted() => SlotStanding::Waiting,
+                _ => SlotStanding::NotCounted,
+            },
+            _ if self.can_stop_idle_agent() => SlotStanding::Idle,
+            SessionPhase::Waiting => SlotStanding::NotCounted,
+            _ => SlotStanding::Busy,
         };
-        self.daemon.update_slots(|slots| slots.set_use(&self.session.id, slot_use));
+        self.daemon.update_slots(|slots| slots.set_standing(&self.session.id, standing));
     }
 
     fn step_machine(&mut self, batch: &mut ActorBatch, input: SessionInput) {
         let context = self.session_context();
         let result = step(&mut self.state, input, &context);
+        let launches = |effect: &SessionEffect| matches!(effect, SessionEffect::LaunchAgent { .. });
+        self.launch_decided |= result.effects.iter().any(launches);
         batch.add(result, &self.state);
     }
 
@@ -397,6 +458,7 @@ impl SessionActor {
                     }
                 }
                 ActorMessage::Wake => self.step_machine(&mut batch, SessionInput::Wake),
+                ActorMessage::CheckLiveness => self.check_liveness(&mut batch),
                 ActorMessage::Probe(reply) => probes.push(reply),
                 ActorMessage::StopIfIdle if self.can_stop_idle_agent() => self.agent.stop_idle(),
                 ActorMessage::StopIfIdle => {}
@@ -566,6 +628,7 @@ impl SessionActor {
     /// nobody sends again are kept to be judged again.
     async fn roll_back(&mut self, batch: ActorBatch, error: ApiError) {
         tracing::warn!(session = %self.session.id, %error, "an append failed; the session is loaded again");
+        self.launch_decided = false;
         let earlier = self.pending_inputs.take().unwrap_or_default();
         let retry = PendingInputs {
             messages: self.agent.unacknowledged(),

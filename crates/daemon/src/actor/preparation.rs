@@ -75,12 +75,15 @@ impl SessionActor {
         match result {
             Err(error) => self.fail_agent(error),
             Ok(notices) => {
+                // The slot that the agent takes is not given away while the notices are committed.
+                self.launch_decided = true;
                 let mut batch = ActorBatch::default();
                 for text in notices {
                     self.step_machine(&mut batch, SessionInput::Notice { text });
                 }
                 self.commit(batch).await;
                 self.start_agent(worker, new_worker).await;
+                self.launch_decided = false;
                 self.update_slot();
             }
         }

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 pub(crate) use actor::{FleetActorMessage, FleetActorReply, ask_row};
 pub(crate) use rows::{fleet_row, new_fleet_row};
 
-use crate::actor::{IdempotencyKey, encode_failed};
+use crate::actor::{IdempotencyKey, encode_failed, retry_delivery};
 use crate::daemon::{Daemon, append_failed, read_failed, stopping_error};
 use crate::random;
 use crate::registry::ActorMailbox;
@@ -203,8 +203,9 @@ impl Daemon {
     pub(crate) fn notify_fleet(self: &Arc<Self>, id: FleetId, run: RunId) {
         let daemon = Arc::clone(self);
         self.spawn(async move {
-            // An end that cannot be reported now is found when the fleet is loaded again.
-            if let Ok(Some(row)) = daemon.journal.fleet(&id).await
+            let find = || async { daemon.journal.fleet(&id).await.map_err(read_failed) };
+            // If the daemon stops, the next one finds the end when it loads the fleet.
+            if let Some(Some(row)) = retry_delivery(&daemon, find).await
                 && row.live
                 && let Ok(fleet) = daemon.fleet_address(&row)
             {

@@ -7,11 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use qd_protocol::SessionId;
 
-/// How a session's agent uses a slot.
+/// How a session stands to the limit. It has one standing at a time, so none waits in line beside its own agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SlotUse {
+pub(crate) enum SlotStanding {
     /// There is no agent, or it waits for a person or for other sessions.
     NotCounted,
+    /// A run waits in line until its agent may start.
+    Waiting,
     /// The agent lives and has nothing to do.
     Idle,
     /// The agent works, or is about to.
@@ -39,10 +41,17 @@ pub(crate) struct AgentSlots {
 
 #[derive(Debug, Default)]
 struct AgentSlotsState {
-    /// The sessions whose agent counts.
-    live: HashMap<SessionId, SlotUse>,
-    /// The sessions that wait, in order.
+    /// The sessions whose agent counts, and whether it is idle.
+    live: HashMap<SessionId, AgentLoad>,
+    /// The sessions that wait, in order. None of them is in `live`.
     waiting: VecDeque<SessionId>,
+}
+
+/// Whether an agent that counts could be stopped to make way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AgentLoad {
+    Idle,
+    Busy,
 }
 
 impl AgentSlots {
@@ -61,38 +70,29 @@ impl AgentSlots {
         self.fits(&state, position)
     }
 
-    /// Adds a session to the line. If it is in line already, nobody is notified: a notified session enqueues itself
-    /// again, which would never end.
-    pub(crate) fn enqueue(&self, session: &SessionId) -> SlotChanges {
+    /// Records how a session stands to the limit. If nothing changes nobody is notified: a notified session reports
+    /// its standing again, which would never end.
+    pub(crate) fn set_standing(&self, session: &SessionId, standing: SlotStanding) -> SlotChanges {
         let mut state = self.lock();
-        if state.waiting.contains(session) {
-            return SlotChanges::default();
-        }
-        state.waiting.push_back(session.clone());
-        self.changes_due(&state)
-    }
-
-    /// Takes a session that has nothing to start any more out of the line.
-    pub(crate) fn dequeue(&self, session: &SessionId) -> SlotChanges {
-        let mut state = self.lock();
-        state.waiting.retain(|waiting| waiting != session);
-        self.changes_due(&state)
-    }
-
-    /// Records how a session's agent uses a slot.
-    pub(crate) fn set_use(&self, session: &SessionId, slot_use: SlotUse) -> SlotChanges {
-        let mut state = self.lock();
-        let before = match slot_use {
-            SlotUse::NotCounted => state.live.remove(session),
-            slot_use => {
-                state.waiting.retain(|waiting| waiting != session);
-                state.live.insert(session.clone(), slot_use)
+        let changed = match standing {
+            SlotStanding::NotCounted => state.leave_line(session) | state.live.remove(session).is_some(),
+            SlotStanding::Waiting => {
+                let was_live = state.live.remove(session).is_some();
+                let is_new = !state.waiting.contains(session);
+                if is_new {
+                    state.waiting.push_back(session.clone());
+                }
+                was_live || is_new
             }
+            SlotStanding::Idle => state.set_load(session, AgentLoad::Idle),
+            SlotStanding::Busy => state.set_load(session, AgentLoad::Busy),
         };
-        match before == Some(slot_use) || (before.is_none() && slot_use == SlotUse::NotCounted) {
-            true => SlotChanges::default(),
-            false => self.changes_due(&state),
-        }
+        if changed { self.changes_due(&state) } else { SlotChanges::default() }
+    }
+
+    /// Whether this session stands in line.
+    pub(crate) fn is_waiting(&self, session: &SessionId) -> bool {
+        self.lock().waiting.contains(session)
     }
 
     /// Checks again whether a waiting session may start: memory becomes available without notice.
@@ -113,11 +113,7 @@ impl AgentSlots {
             state.waiting.iter().enumerate().take_while(|(position, _)| self.fits(state, *position));
         let wake: Vec<SessionId> = fitting.map(|(_, session)| session.clone()).collect();
         let idle = || {
-            state
-                .live
-                .iter()
-                .find(|(_, slot_use)| **slot_use == SlotUse::Idle)
-                .map(|(session, _)| session.clone())
+            state.live.iter().find(|(_, load)| **load == AgentLoad::Idle).map(|(session, _)| session.clone())
         };
         let session_to_stop = if wake.len() < state.waiting.len() { idle() } else { None };
         SlotChanges { wake, session_to_stop }
@@ -137,6 +133,20 @@ impl AgentSlots {
 
     fn lock(&self) -> MutexGuard<'_, AgentSlotsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AgentSlotsState {
+    /// Takes a session out of the line, and returns whether it was there.
+    fn leave_line(&mut self, session: &SessionId) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|waiting| waiting != session);
+        self.waiting.len() != before
+    }
+
+    /// Counts the agent of a session, and returns whether that changes anything.
+    fn set_load(&mut self, session: &SessionId, load: AgentLoad) -> bool {
+        self.leave_line(session) | (self.live.insert(session.clone(), load) != Some(load))
     }
 }
 
@@ -160,42 +170,42 @@ mod tests {
     fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
         let slots = AgentSlots::new(1, 0);
         assert!(slots.may_start(&session(1)));
-        slots.set_use(&session(1), SlotUse::Busy);
+        slots.set_standing(&session(1), SlotStanding::Busy);
         assert!(slots.may_start(&session(1)), "a session whose agent lives may go on");
         assert!(!slots.may_start(&session(2)));
-        assert_eq!(slots.enqueue(&session(2)), SlotChanges::default());
-        assert_eq!(slots.enqueue(&session(3)), SlotChanges::default());
-        let changes = slots.set_use(&session(1), SlotUse::NotCounted);
+        assert_eq!(slots.set_standing(&session(2), SlotStanding::Waiting), SlotChanges::default());
+        assert_eq!(slots.set_standing(&session(3), SlotStanding::Waiting), SlotChanges::default());
+        let changes = slots.set_standing(&session(1), SlotStanding::NotCounted);
         assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
         assert!(!slots.may_start(&session(3)) && !slots.may_start(&session(4)));
         assert!(slots.may_start(&session(2)));
-        slots.set_use(&session(2), SlotUse::Busy);
+        slots.set_standing(&session(2), SlotStanding::Busy);
         assert!(!slots.may_start(&session(3)));
     }
 
     #[test]
     fn an_idle_agent_gives_way_and_a_busy_one_does_not() {
         let slots = AgentSlots::new(2, 0);
-        slots.set_use(&session(1), SlotUse::Busy);
-        slots.set_use(&session(2), SlotUse::Idle);
+        slots.set_standing(&session(1), SlotStanding::Busy);
+        slots.set_standing(&session(2), SlotStanding::Idle);
         assert_eq!(
-            slots.enqueue(&session(3)),
+            slots.set_standing(&session(3), SlotStanding::Waiting),
             SlotChanges { wake: vec![], session_to_stop: Some(session(2)) }
         );
-        let changes = slots.set_use(&session(2), SlotUse::Busy);
+        let changes = slots.set_standing(&session(2), SlotStanding::Busy);
         assert_eq!(changes, SlotChanges::default());
-        let changes = slots.set_use(&session(1), SlotUse::Idle);
+        let changes = slots.set_standing(&session(1), SlotStanding::Idle);
         assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
     }
 
     #[test]
     fn a_session_that_leaves_the_line_lets_the_next_start() {
         let slots = AgentSlots::new(1, 0);
-        slots.set_use(&session(1), SlotUse::Busy);
-        slots.enqueue(&session(2));
-        slots.enqueue(&session(3));
-        slots.set_use(&session(1), SlotUse::NotCounted);
-        assert_eq!(slots.dequeue(&session(2)).wake, [session(3)]);
+        slots.set_standing(&session(1), SlotStanding::Busy);
+        slots.set_standing(&session(2), SlotStanding::Waiting);
+        slots.set_standing(&session(3), SlotStanding::Waiting);
+        slots.set_standing(&session(1), SlotStanding::NotCounted);
+        assert_eq!(slots.set_standing(&session(2), SlotStanding::NotCounted).wake, [session(3)]);
         assert!(slots.may_start(&session(3)));
     }
 
@@ -203,13 +213,33 @@ mod tests {
     fn without_memory_nothing_starts_beside_what_lives() {
         let slots = AgentSlots::new(10, u64::MAX);
         assert!(slots.may_start(&session(1)), "one agent may always live");
-        slots.set_use(&session(1), SlotUse::Busy);
+        slots.set_standing(&session(1), SlotStanding::Busy);
         assert!(!slots.may_start(&session(2)));
-        assert_eq!(slots.enqueue(&session(2)), SlotChanges::default(), "nobody is woken in vain");
-        assert_eq!(slots.enqueue(&session(2)), SlotChanges::default());
-        let changes = slots.set_use(&session(1), SlotUse::Idle);
+        assert_eq!(
+            slots.set_standing(&session(2), SlotStanding::Waiting),
+            SlotChanges::default(),
+            "nobody is woken in vain"
+        );
+        assert_eq!(slots.set_standing(&session(2), SlotStanding::Waiting), SlotChanges::default());
+        let changes = slots.set_standing(&session(1), SlotStanding::Idle);
         assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
-        let changes = slots.set_use(&session(1), SlotUse::NotCounted);
+        let changes = slots.set_standing(&session(1), SlotStanding::NotCounted);
         assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
+    }
+
+    #[test]
+    fn a_session_whose_agent_lives_is_not_woken_by_its_own_reports() {
+        let slots = AgentSlots::new(2, 0);
+        slots.set_standing(&session(1), SlotStanding::Busy);
+        slots.set_standing(&session(2), SlotStanding::Busy);
+        slots.set_standing(&session(3), SlotStanding::Waiting);
+        assert_eq!(slots.set_standing(&session(2), SlotStanding::NotCounted).wake, [session(3)]);
+        assert!(slots.may_start(&session(3)));
+        slots.set_standing(&session(3), SlotStanding::Busy);
+        assert!(!slots.is_waiting(&session(3)));
+        slots.set_standing(&session(2), SlotStanding::NotCounted);
+        for _ in 0..3 {
+            assert_eq!(slots.set_standing(&session(3), SlotStanding::Busy), SlotChanges::default());
+        }
     }
 }
