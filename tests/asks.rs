@@ -207,7 +207,7 @@ async fn the_loss_of_the_agent_withdraws_its_asks_and_interrupts_its_run() {
     daemon.home.kill_workers();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
     let resolved = session.wait_for_run_event(&run, "ask.resolved").await;
-    assert_eq!((&resolved.data["state"], &resolved.data["by"]), (&json!("withdrawn"), &json!("end")));
+    assert_eq!((&resolved.data["state"], &resolved.data["by"]), (&json!("withdrawn"), &json!("agent")));
     daemon.client().answer_ask(&id, &allow()).await.expect_refusal(409, "withdrawn");
     assert!(daemon.client().pending_asks().await.is_empty());
     journal_rules::check(&session.events().await);

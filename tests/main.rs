@@ -25,6 +25,7 @@ mod idempotency;
 mod large_content;
 mod lifecycle;
 mod limits;
+mod liveness;
 mod mail;
 mod mail_fleets;
 mod mail_folders;

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,14 +29,32 @@ pub fn binary() -> PathBuf {
 #[derive(Debug)]
 pub struct TestHome {
     dir: tempfile::TempDir,
+    /// The test makes a session that nothing would wake.
+    expects_stuck_sessions: AtomicBool,
 }
+
+/// What a daemon logs when it finds a session that it had forgotten.
+const STUCK_SESSION_LOG: &str = "has nothing that will wake it";
 
 impl TestHome {
     /// Always below `/tmp`, whatever `TMPDIR` says, because a socket path may have at most 107 bytes.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("qd").tempdir_in("/tmp").expect("/tmp can be written");
         std::fs::create_dir(dir.path().join("work")).expect("a fresh directory takes a directory");
-        Self { dir }
+        Self { dir, expects_stuck_sessions: AtomicBool::new(false) }
+    }
+
+    /// Allows the daemon to find a session that nothing would wake. Otherwise that fails the test.
+    pub fn expect_stuck_sessions(&self) {
+        self.expects_stuck_sessions.store(true, Ordering::Relaxed);
+    }
+
+    /// The lines in which a daemon reported a session that nothing would have woken.
+    pub fn stuck_sessions(&self) -> Vec<String> {
+        let logs = std::fs::read_dir(self.path().join("log")).into_iter().flatten().flatten();
+        let logs = logs.map(|entry| entry.path()).chain([self.sibling_path("serve.stderr")]);
+        let text: String = logs.filter_map(|log| std::fs::read_to_string(log).ok()).collect();
+        text.lines().filter(|line| line.contains(STUCK_SESSION_LOG)).map(str::to_owned).collect()
     }
 
     /// `QD_HOME`. The daemon creates it.
@@ -183,6 +202,9 @@ impl Drop for TestHome {
         // Processes left by a failed test must not outlive it.
         for process in self.processes() {
             signal(process.pid, Signal::KILL);
+        }
+        if !std::thread::panicking() && !self.expects_stuck_sessions.load(Ordering::Relaxed) {
+            assert_eq!(self.stuck_sessions(), [] as [String; 0], "a session was forgotten");
         }
     }
 }
