@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use crate::escalation::{DEAD_MAX, EscalationStep, KillEscalation, ProcessVisitor, poll_until};
 use crate::launch::{LaunchError, launch};
 use crate::ledger::ProcessLedger;
-use crate::process_setup::{close_inherited_descriptors, set_process_name};
+use crate::process_setup::{self, close_inherited_descriptors, set_process_name};
 use crate::procfs::{self, ProcessIdentity};
 use crate::wire::{
     ChildExit, DESCRIPTORS, KeeperCommand, KeeperLineBuffer, KeeperReply, NumberedLine, SweepRequest,
@@ -87,6 +87,7 @@ impl KeeperProcess {
     /// Turns this process into a keeper.
     fn become_keeper() -> io::Result<Self> {
         detach_from_worker()?;
+        process_setup::survive_file_size_limit()?;
         // Install a handler for each signal: an ignored signal would stay ignored in every child.
         for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
