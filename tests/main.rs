@@ -18,6 +18,7 @@ mod events;
 mod fleets;
 mod fleets_cli;
 mod fleets_crash;
+mod full_disk;
 mod halt;
 mod http;
 mod http_lists;

@@ -638,12 +638,36 @@ async fn an_agent_that_was_taken_out_is_not_heard_of_again() {
     );
 }
 
-/// A spool that counts syncs and can be made to refuse appends.
+#[tokio::test]
+async fn an_endpoint_that_loses_a_task_says_so_and_still_delivers_what_it_has() {
+    let spool = ObservedSpool::default();
+    spool.sync_panics.store(true, Ordering::Relaxed);
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(spool));
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
+    let mut deaths = endpoint.watch_task_deaths();
+    assert_eq!(*deaths.borrow(), None);
+    // No daemon is attached, so the spool is synced.
+    agent.send(notice(1)).await.unwrap();
+    let death = deaths.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    assert!(death.code == "worker_panicked" && death.message.contains("spool sync"), "{death:?}");
+    let gone = AgentUpdate::Gone(AgentExitReason::Failed(death));
+    endpoint.remove_agent().await;
+    endpoint.send(gone.clone()).await;
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
+    let received = next_updates(&mut link).await;
+    let updates: Vec<_> = received.iter().map(|numbered| numbered.update.clone()).collect();
+    assert_eq!(updates, [notice(1), gone]);
+}
+
+/// A spool that counts syncs, and can be made to refuse appends or to panic.
 #[derive(Clone, Default)]
 struct ObservedSpool {
     spool: Arc<Mutex<MemorySpool>>,
     syncs: Arc<AtomicUsize>,
     broken: Arc<AtomicBool>,
+    sync_panics: Arc<AtomicBool>,
 }
 
 impl ObservedSpool {
@@ -672,6 +696,7 @@ impl Spool for ObservedSpool {
 
     fn sync(&mut self) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.sync_panics.load(Ordering::Relaxed), "a sync that panics");
         Ok(())
     }
 

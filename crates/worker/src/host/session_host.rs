@@ -34,6 +34,8 @@ const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// How long an attached daemon has to acknowledge the last updates of a worker that exits.
 const LAST_ACK_WAIT: Duration = Duration::from_secs(2);
+/// How long a daemon has to acknowledge the last updates of a worker that has lost a task. Then the worker exits.
+const DEAD_TASK_ACK_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two checks of the spool for the agent's last update.
 const SPOOL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -61,6 +63,8 @@ enum SessionHostExit {
     Abandoned,
     /// The keeper has died, so nobody knows any more which processes the agent started.
     KeeperLost,
+    /// A task of the endpoint has died, so the agent's updates no longer reach the daemon.
+    TaskDied,
 }
 
 impl From<KeeperLostError> for SessionHostExit {
@@ -113,7 +117,12 @@ impl SessionHost {
         let acknowledged = match exit {
             SessionHostExit::Abandoned => false,
             SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::KeeperLost => {
-                wait_for_last_ack(&host, endpoint.watch_status(), &shutdown).await
+                wait_for_last_ack(&host, &endpoint, &shutdown).await
+            }
+            // Nobody knows what still works of this endpoint. Its end must come, one way or the other.
+            SessionHostExit::TaskDied => {
+                let last_ack = wait_for_last_ack(&host, &endpoint, &shutdown);
+                tokio::time::timeout(DEAD_TASK_ACK_WAIT, last_ack).await.unwrap_or(false)
             }
         };
         let unwanted = shutdown.is_cancelled() && !host.stopping.is_cancelled();
@@ -177,6 +186,7 @@ impl SessionHost {
     /// Handles lifecycle requests until the agent has exited or the session has to end.
     async fn serve_endpoint(&mut self) -> SessionHostExit {
         let mut state = self.endpoint.watch_status();
+        let mut task_deaths = self.endpoint.watch_task_deaths();
         let host = Arc::clone(&self.host);
         let mut abandoned = pin!(wait_until_abandoned(&host, state.clone()));
         loop {
@@ -189,6 +199,7 @@ impl SessionHost {
                 () = wait_for_keeper_loss(self.agent_processes.as_ref()) => Err(SessionHostExit::KeeperLost),
                 () = self.control.keeper_lost() => Err(SessionHostExit::KeeperLost),
                 () = &mut abandoned => Err(SessionHostExit::Abandoned),
+                () = wait_for_task_death(&mut task_deaths) => Err(SessionHostExit::TaskDied),
                 changed = state.changed() => changed.map_err(|_| SessionHostExit::Stopped),
             };
             if let Err(exit) = handled {
@@ -254,9 +265,11 @@ impl SessionHost {
         if exit == SessionHostExit::AgentGone {
             return;
         }
-        let gone = match swept {
-            Ok(()) => AgentExitReason::Stopped,
-            Err(gone) => AgentExitReason::Failed(gone.into()),
+        let task_death = self.endpoint.watch_task_deaths().borrow().clone();
+        let gone = match (swept, task_death) {
+            (_, Some(error)) => AgentExitReason::Failed(error),
+            (Ok(()), None) => AgentExitReason::Stopped,
+            (Err(gone), None) => AgentExitReason::Failed(gone.into()),
         };
         self.endpoint.send(AgentUpdate::Gone(gone)).await;
     }
@@ -269,9 +282,10 @@ impl SessionHost {
     ) -> Result<(), KeeperLostError> {
         let keeper = processes.keeper();
         let swept = match exit {
-            SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::Abandoned => {
-                processes.sweep_all(CLOSE_GRACE).await
-            }
+            SessionHostExit::AgentGone
+            | SessionHostExit::Stopped
+            | SessionHostExit::Abandoned
+            | SessionHostExit::TaskDied => processes.sweep_all(CLOSE_GRACE).await,
             SessionHostExit::KeeperLost => Err(KeeperLostError),
         };
         let mut keepers = self.host.keepers.lock().await;
@@ -289,15 +303,19 @@ impl SessionHost {
 /// Waits until the daemon has acknowledged everything. Returns false if waiting any longer makes no sense.
 async fn wait_for_last_ack(
     host: &WorkerHostState,
-    mut state: watch::Receiver<WorkerEndpointStatus>,
+    endpoint: &WorkerEndpoint,
     shutdown: &CancellationToken,
 ) -> bool {
+    let mut state = endpoint.watch_status();
     let status = state.clone();
+    let mut task_deaths = endpoint.watch_task_deaths();
     tokio::select! {
         biased;
         acknowledged = state.wait_for(|state| !state.has_unacked) => acknowledged.is_ok(),
         () = wait_until_abandoned(host, status.clone()) => false,
         () = wait_for_last_detach(shutdown, status) => false,
+        // Another one: the endpoint cannot even send its last updates. They may be in the spool.
+        _died = task_deaths.changed() => false,
     }
 }
 
@@ -344,6 +362,11 @@ async fn wait_for_last_detach(
 ) {
     shutdown.cancelled().await;
     let _detached = tokio::time::timeout(LAST_ACK_WAIT, state.wait_for(|state| !state.attached)).await;
+}
+
+async fn wait_for_task_death(deaths: &mut watch::Receiver<Option<RunError>>) {
+    // Fails only if the endpoint is gone, and its tasks with it.
+    let _died = deaths.wait_for(Option::is_some).await;
 }
 
 async fn wait_for_keeper_loss(processes: Option<&Arc<AgentProcesses>>) {

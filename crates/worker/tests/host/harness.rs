@@ -65,8 +65,18 @@ pub(crate) fn secret() -> Secret {
 impl WorkerUnderTest {
     /// Starts a worker with this specification.
     pub(crate) async fn start(home: TempDir, spec: &WorkerHostSpec) -> Self {
+        Self::start_with_env(home, spec, []).await
+    }
+
+    /// The same, with more variables in its environment.
+    pub(crate) async fn start_with_env<const N: usize>(
+        home: TempDir,
+        spec: &WorkerHostSpec,
+        env: [(&str, &str); N],
+    ) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_worker-under-test"))
             .arg("__worker")
+            .envs(env)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .kill_on_drop(true)
