@@ -221,7 +221,14 @@ impl SessionActor {
                 }
                 ActorWakeup::LinkEvent(event) => Box::pin(self.handle_link_event(event)).await,
                 ActorWakeup::Prepared(result) => Box::pin(self.finish_preparation(result)).await,
-                ActorWakeup::Retry => Box::pin(self.judge_pending_inputs()).await,
+                ActorWakeup::Retry => {
+                    Box::pin(self.judge_pending_inputs()).await;
+                    if self.is_stop_overdue() {
+                        let mut batch = ActorBatch::default();
+                        self.step_machine(&mut batch, SessionInput::Tick);
+                        Box::pin(self.commit(batch)).await;
+                    }
+                }
                 ActorWakeup::Tick => {
                     let mut batch = ActorBatch::default();
                     self.step_machine(&mut batch, SessionInput::Tick);
@@ -295,6 +302,19 @@ impl SessionActor {
             () = tokio::time::sleep(delay), if delay != Duration::MAX => return wakeup,
         }
         ActorWakeup::Messages(messages)
+    }
+
+    /// Whether a run that was told to stop has to be killed or given up now, although the journal has no space for what
+    /// its agent said before. Other deadlines wait, because an update that met them may be among those.
+    fn is_stop_overdue(&self) -> bool {
+        let Some(pending) = &self.pending_inputs else { return false };
+        let is_stopping = self.state.active_run().is_some_and(|(_, started)| started.stop.is_some());
+        let has_ended =
+            pending.messages.iter().any(|numbered| matches!(numbered.update, AgentUpdate::TurnEnded { .. }));
+        is_stopping
+            && !has_ended
+            && pending.gone.is_none()
+            && deadline(&self.state, self.agent_availability()).is_some_and(|at| at <= Millis::now())
     }
 
     /// No run is active or about to start, and no input waits to be judged again.
