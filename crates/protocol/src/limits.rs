@@ -24,6 +24,10 @@ pub const HEAD_MAX: usize = 4 << 10;
 pub const DELTA_MAX: usize = 64 << 10;
 /// Updates from an agent that its session has not taken yet.
 pub const LINK_WINDOW: usize = 256;
+/// Tokens, of input or of output, that one usage report may claim. No agent uses as many in a year.
+pub const USAGE_TOKENS_MAX: u64 = 1_000_000_000_000;
+/// US dollars that one usage report may claim.
+pub const USAGE_COST_MAX_USD: u32 = 1_000_000;
 /// Disk space held back so that cancels and run ends can still be written when the disk is full.
 pub const RESERVE_BYTES: u64 = 16 << 20;
 /// Items of a list in one response. `limit` can ask for fewer.

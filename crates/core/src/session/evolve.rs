@@ -137,12 +137,12 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         }
         EventBody::ToolStarted(_) => {
             if let Some(started) = execution_of_event(state, event).filter(|started| !started.reports_turns) {
-                started.turns += 1;
+                started.turns = started.turns.saturating_add(1);
             }
         }
         EventBody::TurnStarted(_) => {
             if let Some(started) = execution_of_event(state, event) {
-                started.turns = if started.reports_turns { started.turns + 1 } else { 1 };
+                started.turns = if started.reports_turns { started.turns.saturating_add(1) } else { 1 };
                 started.reports_turns = true;
             }
         }
