@@ -108,7 +108,8 @@ mod tests {
         assert!(last_message(&watch).is_some_and(|text| text.contains("`reader`: no space")));
         watch.spawn_endless("syncer", async { Err(TaskStuck("it lost its spool")) }).await.unwrap();
         assert!(last_message(&watch).is_some_and(|text| text.contains("`syncer`: it lost its spool")));
-        assert_eq!(watch.run("part", async { panic!("again") }).await.map(|()| ()), None);
+        let panicked: Option<()> = watch.run("part", async { panic!("again") }).await;
+        assert_eq!(panicked, None);
         assert!(last_message(&watch).is_some_and(|text| text.contains("`part`: again")));
         assert_eq!(watch.run("part", async { 7 }).await, Some(7));
     }
