@@ -200,3 +200,19 @@ fn no_death_of_the_daemon_forgets_a_suspended_run_or_resumes_it_twice() {
     };
     walk("suspend, death of the daemon", budget);
 }
+
+#[test]
+fn no_reboot_forgets_a_run_or_a_deadline() {
+    let budget = ActionBudget {
+        prompts: 2,
+        cancels: 1,
+        asks: 1,
+        answers: 1,
+        spawns: 1,
+        suspends: 1,
+        closes: 1,
+        reboots: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk("reboot", budget);
+}

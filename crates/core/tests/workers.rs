@@ -5,11 +5,11 @@
 
 mod harness;
 
-use harness::{SessionHarness, error, finishes, kinds, started};
+use harness::{SessionHarness, clocks_at, error, finishes, kinds, started};
 use qd_core::rows::SessionDoc;
 use qd_core::session::{
     AgentAvailability, CommandRefusal, CommandReply, SessionCommand, SessionEffect, SessionInput,
-    SessionPhase, SessionState, SettingsUpdate, deadline,
+    SessionPhase, SessionState, SettingsUpdate,
 };
 use qd_protocol::api::SessionStatus;
 use qd_protocol::event::{
@@ -17,7 +17,7 @@ use qd_protocol::event::{
 };
 use qd_protocol::limits::KILL_S;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnStopReason};
-use qd_protocol::{AskId, EventNumber, FinishReason, Millis, WorkerId};
+use qd_protocol::{AskId, EventNumber, FinishReason, WorkerId};
 
 const READY: AgentAvailability = AgentAvailability::Ready { steerable: true };
 
@@ -229,7 +229,7 @@ fn beyond_the_limit_runs_end_at_once_until_the_crashes_are_older() {
     assert_eq!(finishes(&next), [("c".to_owned(), FinishReason::Error)]);
     assert!(matches!(next.reply, Some(CommandReply::Accepted { position: 0, .. })));
 
-    harness.context.now = Millis(70_000);
+    harness.context.now = clocks_at(70_000);
     assert!(matches!(harness.prompt("d").effects[..], [SessionEffect::LaunchAgent { new_worker: true, .. }]));
 }
 
@@ -257,7 +257,7 @@ fn the_recorded_crashes_are_bounded_by_the_limit() {
         harness.state.worker = Some(WorkerId::of_session(&harness.state.id, harness.state.number));
         crash(&mut harness, 1);
     }
-    assert_eq!(harness.state.crashes, [Millis(4), Millis(5)]);
+    assert_eq!(harness.state.crashes, [clocks_at(4), clocks_at(5)]);
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn an_agent_that_did_not_let_go_is_stopped_and_never_given_the_next_run() {
     harness.prompt("a");
     harness.cancel();
     for _ in 0..2 {
-        harness.context.now = deadline(&harness.state, harness.context.agent).unwrap();
+        harness.context.now = harness.context.now.plus(harness.deadline().unwrap());
         harness.input(SessionInput::Tick);
     }
     assert!(!harness.state.is_busy(), "it was asked, killed, and abandoned");
@@ -300,13 +300,12 @@ fn a_session_closes_when_its_worker_is_gone() {
 #[test]
 fn a_session_closes_without_a_worker_that_never_ends() {
     let mut harness = SessionHarness::new();
-    harness.context.now = Millis(1000);
+    harness.context.now = clocks_at(1000);
     harness.command(SessionCommand::Close { purge: false });
-    let at = deadline(&harness.state, harness.context.agent).unwrap();
-    assert_eq!(at, Millis(1000 + (KILL_S + 5) * 1000));
-    harness.context.now = at;
+    assert_eq!(harness.deadline(), Some((KILL_S + 5) * 1000));
+    harness.context.now = clocks_at(1000 + (KILL_S + 5) * 1000);
     assert_eq!(kinds(&harness.input(SessionInput::Tick)), ["session.closed"]);
-    assert_eq!(deadline(&harness.state, harness.context.agent), None);
+    assert_eq!(harness.deadline(), None);
     assert!(
         harness.receive(AgentUpdate::Gone(AgentExitReason::Stopped)).events.is_empty(),
         "nothing comes after session.closed"
@@ -359,28 +358,24 @@ fn time_while_the_worker_is_disconnected_is_counted_by_the_worker() {
     let mut harness = SessionHarness::new();
     harness.state.settings.limits.run_timeout_s = Some(10.0);
     harness.prompt("a");
-    harness.context.now = Millis(4_000);
+    harness.context.now = clocks_at(4_000);
     harness.input(SessionInput::LinkLost);
     harness.context.agent = AgentAvailability::Lost;
-    harness.context.now = Millis(60_000);
-    assert_eq!(deadline(&harness.state, AgentAvailability::Lost), None, "the worker enforces the limit");
+    harness.context.now = clocks_at(60_000);
+    assert_eq!(harness.deadline(), None, "the worker enforces the limit");
     assert!(harness.input(SessionInput::Tick).events.is_empty());
     harness.context.agent = READY;
     let found =
         SessionInput::WorkerAttached { applied: EventNumber(99), reattached: true, run_time_ms: Some(5_000) };
     assert_eq!(kinds(&harness.input(found)), ["worker.reattached"]);
-    assert_eq!(deadline(&harness.state, READY), Some(Millis(65_000)));
+    assert_eq!(harness.deadline(), Some(5_000));
     harness.ask("a", "ask1", AskKind::Permission);
-    harness.context.now = Millis(90_000);
+    harness.context.now = clocks_at(90_000);
     let found =
         SessionInput::WorkerAttached { applied: EventNumber(99), reattached: true, run_time_ms: Some(5_000) };
     harness.input(found);
-    harness.context.now = Millis(100_000);
+    harness.context.now = clocks_at(100_000);
     let answer = AskAnswer { decision: Some(PermissionDecision::AllowOnce), ..AskAnswer::default() };
     harness.command(SessionCommand::Answer { ask: AskId::parse("ask1").unwrap(), answer });
-    assert_eq!(
-        deadline(&harness.state, READY),
-        Some(Millis(105_000)),
-        "the wait for a person is kept as well"
-    );
+    assert_eq!(harness.deadline(), Some(5_000), "the wait for a person is kept as well");
 }

@@ -96,7 +96,7 @@ impl RowRebuilder {
                             id: id.clone(),
                             path: created.path,
                             name: created.name,
-                            created_at: event.ts,
+                            created_at: event.ts.wall,
                         };
                         self.workspaces.insert(key.0, workspace.clone());
                         Some((workspace, false))
@@ -119,7 +119,7 @@ impl RowRebuilder {
             }
             _ => {
                 self.halt = match body {
-                    EventBody::HaltSet(set) => crate::halt::halt_after_set(&self.halt, &set, event.ts),
+                    EventBody::HaltSet(set) => crate::halt::halt_after_set(&self.halt, &set, event.ts.wall),
                     EventBody::HaltLifted(_) => HaltStatus::default(),
                     _ => return Vec::new(),
                 };

@@ -16,12 +16,13 @@
 //! - [`home`], [`config`]: the files beside the journal, and the user's settings.
 //! - [`doctor`]: rebuilds the list rows from events.
 //! - `metrics`: counters for operators.
-//! - `keyed_locks`, `random`, `sync`: locks by name, randomness, and the locks of `registry`.
+//! - `keyed_locks`, `clock`, `random`, `sync`: locks by name, the clocks, randomness, and the locks of `registry`.
 //! - `serve`: starts, runs and stops the whole daemon.
 
 mod actor;
 mod agents;
 mod budget;
+mod clock;
 pub mod config;
 mod daemon;
 pub mod doctor;

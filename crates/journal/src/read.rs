@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use qd_protocol::link::UpdateNumber;
-use qd_protocol::{EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{
+    ClockReading, EventNumber, FleetId, MachineUptime, Millis, RunId, Seq, SessionId, WorkspaceId,
+};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
@@ -114,7 +116,7 @@ impl ReaderPool {
     }
 }
 
-const COLUMNS: &str = "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.run, e.up, e.data";
+const COLUMNS: &str = "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.run, e.up, e.data, e.uptime";
 
 /// A page of a topic: the events after `after`, up to and including `head`, the last published event.
 pub(crate) fn page(
@@ -332,7 +334,7 @@ fn event_draft(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<EventDraft,
     Ok(EventDraft::new(
         scopes.scope(row)?,
         number_column(row)?,
-        Millis(from_sql_int(row.get(4)?)),
+        Millis(from_sql_int(row.get(4)?)).into(),
         run_column(row)?,
         intern_kind(text_column(row, 5)?),
         blob_column(row, 8)?,
@@ -344,7 +346,7 @@ fn stored_event(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<StoredEven
     Ok(StoredEvent {
         seq: Seq(from_sql_int(row.get(0)?)),
         number: number_column(row)?,
-        ts: Millis(from_sql_int(row.get(4)?)),
+        ts: ClockReading { wall: Millis(from_sql_int(row.get(4)?)), uptime: uptime_column(row)? },
         scope: scopes.scope(row)?,
         run: run_column(row)?,
         kind: intern_kind(text_column(row, 5)?),
@@ -359,6 +361,14 @@ fn number_column(row: &Row<'_>) -> Result<Option<EventNumber>, JournalReadError>
 
 fn update_number_column(row: &Row<'_>) -> Result<Option<UpdateNumber>, JournalReadError> {
     Ok(row.get::<_, Option<i64>>(7)?.map(|up| UpdateNumber(from_sql_int(up))))
+}
+
+fn uptime_column(row: &Row<'_>) -> Result<Option<MachineUptime>, JournalReadError> {
+    match row.get_ref(9)?.as_str_or_null() {
+        Ok(Some(uptime)) => uptime.parse().map(Some).map_err(damage_error),
+        Ok(None) => Ok(None),
+        Err(error) => Err(damage_error(error)),
+    }
 }
 
 fn run_column(row: &Row<'_>) -> Result<Option<RunId>, JournalReadError> {

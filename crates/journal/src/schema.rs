@@ -30,7 +30,7 @@ const STATEMENT_CACHE_SIZE: usize = 64;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Each entry migrates the schema by one version. The version is the number of applied migrations.
-const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL];
+const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL, UPTIMES];
 
 /// `events` and the `*_names` tables are the source of truth, `counters` never decrease, and `remembered` (responses by
 /// idempotency key) stands on its own; everything else can be rebuilt from the events. `session_events` finds a
@@ -157,6 +157,9 @@ CREATE TABLE mail(
 CREATE INDEX mail_by_session ON mail(session) WHERE session IS NOT NULL;
 CREATE INDEX mail_open ON mail(seq) WHERE open = 1;
 ";
+
+/// The uptime of the machine at an event, as `MachineUptime` is written; absent where it decides nothing.
+const UPTIMES: &str = "ALTER TABLE events ADD COLUMN uptime TEXT;";
 
 /// Empties what a rebuild refills. Names, counters, stored responses and `keep.` keys stay.
 pub(crate) const EMPTY_ROWS: &str = "
@@ -317,7 +320,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         open_writer(home.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();
         match open_writer(home.path()) {
-            Err(JournalOpenError::TooNew { found: 99, known }) => assert_eq!(known, 3),
+            Err(JournalOpenError::TooNew { found: 99, known }) => assert_eq!(known, 4),
             other => panic!("{other:?}"),
         }
     }

@@ -356,8 +356,8 @@ impl<'c> WriterStatements<'c> {
             commit: db.prepare("COMMIT")?,
             rollback: db.prepare("ROLLBACK")?,
             insert: db.prepare(
-                "INSERT INTO events(gid, session, number, workspace, ts, kind, run, up, data)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                "INSERT INTO events(gid, session, number, workspace, ts, kind, run, up, data, uptime)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             )?,
         })
     }
@@ -393,11 +393,12 @@ impl<'c> WriterStatements<'c> {
                 session,
                 draft.number.map(|number| to_sql_int(number.0)),
                 workspace,
-                to_sql_int(draft.ts.0),
+                to_sql_int(draft.ts.wall.0),
                 draft.kind,
                 draft.run.as_ref().map(|run| run.as_str()),
                 draft.update_number.map(|number| to_sql_int(number.0)),
                 draft.data(),
+                draft.ts.uptime.map(|uptime| uptime.to_string()),
             ])?;
             // The ids behind the keys are recorded with a session's first event, and with every event that has no
             // session. All later events of a session can rely on that.

@@ -151,7 +151,7 @@ impl SessionStepBuilder<'_> {
             prompt,
             options,
             asked_by_tool: false,
-            opened_at: self.context.now,
+            opened_at: self.context.now.wall,
             state: AskStatus::Pending,
             answer: None,
         };

@@ -47,6 +47,12 @@ pub(crate) enum SimulatedAction {
     Break,
     /// The daemon dies after its next commit, before it carries out the effects.
     Crash,
+    /// The machine is rebooted: daemon and worker are gone, and so is what the clocks showed.
+    Reboot,
+    /// Somebody sets the wall clock three hours back.
+    SetClockBack,
+    /// Somebody sets the wall clock two hours forward.
+    SetClockForward,
     /// The worker is found again, or found to be gone.
     Mend,
     /// The next deadline passes.
@@ -67,5 +73,5 @@ macro_rules! budget {
 
 budget! {
     prompts cancels single_cancels steers answers removes clears halts fills policies forgives closes spawns suspends
-    deaths vanishes rests breaks crashes late asks says
+    deaths vanishes rests breaks crashes reboots clock_changes late asks says
 }

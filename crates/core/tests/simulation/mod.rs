@@ -23,12 +23,15 @@ use qd_protocol::event::{
 };
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_protocol::policy::{Policy, PolicyVerdict};
-use qd_protocol::{AskId, Millis, RunId, SessionId, WorkspaceId};
+use qd_protocol::{AskId, ClockReading, MachineUptime, Millis, RunId, SessionId, WorkspaceId};
 
 pub(crate) use action::{ActionBudget, SimulatedAction};
 use children::SimulatedChildren;
 use observer::ContractObserver;
 use simulated_worker::{SimulatedWorker, WorkerAction};
+
+/// No limit in the simulation is longer.
+const LONGEST_LIMIT_MS: u64 = 3_600_000;
 
 /// The whole simulation. Two that are equal have the same future.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +43,7 @@ pub(crate) struct SimulatedSession {
     pub(crate) budget: ActionBudget,
     /// The restart limit that the session was created with.
     restarts: Option<u32>,
-    now: Millis,
+    now: ClockReading,
     halted: bool,
     slot_free: bool,
     /// The daemon dies after its next commit.
@@ -66,7 +69,13 @@ fn session(restarts: Option<u32>, fleet: Option<FleetMembership>) -> SessionStat
     // The restart window is tested elsewhere; here crashes never expire.
     let limits = SessionLimits { restarts, restart_window_s: Some(1e9), ..SessionLimits::default() };
     let created = SessionCreated { agent: "script".to_owned(), limits, fleet, ..SessionCreated::default() };
-    SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0))
+    SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, first_reading())
+}
+
+/// What the clocks show when the simulation begins.
+fn first_reading() -> ClockReading {
+    let uptime = MachineUptime { boot: 1, awake_ms: 5_000_000, total_ms: 6_000_000 };
+    ClockReading { wall: Millis(1_794_774_645_123), uptime: Some(uptime) }
 }
 
 fn prompt(run: RunId) -> PromptSubmission {
@@ -102,7 +111,7 @@ impl SimulatedSession {
             observer: ContractObserver::default(),
             budget,
             restarts,
-            now: Millis(0),
+            now: first_reading(),
             halted: false,
             slot_free: true,
             dying: false,
@@ -149,7 +158,10 @@ impl SimulatedSession {
         }
         offer(self.children.closing, SimulatedAction::BelowClosed);
         offer(worker.is_disconnected(), SimulatedAction::Mend);
-        offer(deadline(&self.state, self.worker.link()).is_some(), SimulatedAction::Tick);
+        offer(budget.reboots > 0, SimulatedAction::Reboot);
+        offer(budget.clock_changes > 0, SimulatedAction::SetClockBack);
+        offer(budget.clock_changes > 0, SimulatedAction::SetClockForward);
+        offer(self.deadline().is_some(), SimulatedAction::Tick);
         for worker_action in worker.possible_actions(budget) {
             offer(true, SimulatedAction::Agent(worker_action));
         }
@@ -194,6 +206,20 @@ impl SimulatedSession {
                 self.budget.crashes -= 1;
                 self.dying = true;
             }
+            SimulatedAction::Reboot => {
+                self.budget.reboots -= 1;
+                self.worker.vanish();
+                self.reboot_clocks();
+                self.restart();
+            }
+            SimulatedAction::SetClockBack | SimulatedAction::SetClockForward => {
+                self.budget.clock_changes -= 1;
+                let wall = self.now.wall.0;
+                self.set_clock(match action {
+                    SimulatedAction::SetClockBack => Millis(wall - 3 * 3_600_000),
+                    _ => Millis(wall + 2 * 3_600_000),
+                });
+            }
             SimulatedAction::Rest => {
                 self.budget.rests -= 1;
                 self.worker.stop_idle_agent();
@@ -221,9 +247,10 @@ impl SimulatedSession {
                 }
             }
             SimulatedAction::Tick => {
-                self.now =
-                    self.now.max(deadline(&self.state, self.worker.link()).expect("only offered with one"));
+                self.now = self.now.plus(self.deadline().expect("only offered with one"));
+                let before = self.state.number;
                 self.input(SessionInput::Tick);
+                assert!(self.state.number > before, "a deadline that passes has an effect");
             }
             SimulatedAction::Agent(worker_action) => {
                 if worker_action == WorkerAction::Ready && self.worker.is_new() {
@@ -259,6 +286,32 @@ impl SimulatedSession {
         for child in waits_for {
             assert!(self.children.is_busy(child), "a run waits for {child}, which has ended");
         }
+    }
+
+    /// The milliseconds until the next deadline.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        deadline(&self.state, self.worker.link(), self.now)
+    }
+
+    /// Nothing happens for some time.
+    pub(crate) fn pass_time(&mut self, ms: u64) {
+        self.now = self.now.plus(ms);
+    }
+
+    /// Somebody sets the wall clock, which changes no deadline.
+    pub(crate) fn set_clock(&mut self, wall: Millis) {
+        let before = self.deadline();
+        self.now.wall = wall;
+        assert_eq!(self.deadline(), before, "a deadline moved with the wall clock");
+    }
+
+    /// The clocks after a reboot that took a minute. No deadline may become later than a full limit from now.
+    fn reboot_clocks(&mut self) {
+        let boot = self.now.uptime.map_or(0, |uptime| uptime.boot) + 1;
+        let wall = self.now.wall.plus(60_000);
+        self.now =
+            ClockReading { wall, uptime: Some(MachineUptime { boot, awake_ms: 9000, total_ms: 9000 }) };
+        assert!(self.deadline().is_none_or(|remaining| remaining <= LONGEST_LIMIT_MS), "a limit grew");
     }
 
     /// Sends a prompt under this run id. Returns false if the session refuses it.

@@ -22,13 +22,14 @@ use qd_journal::SessionKey;
 use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
-use qd_protocol::{ApiError, EventBody, Millis, RunId};
+use qd_protocol::{ApiError, EventBody, RunId};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub(crate) use reply::{ActorReply, CommandCompletion, run_id_conflict};
 
+use crate::clock::read_clocks;
 use crate::daemon::{Daemon, SessionAddress};
 use crate::registry::ActorMailbox;
 use crate::workers::{RecordedWorker, SlotUse};
@@ -260,8 +261,8 @@ impl SessionActor {
             std::future::poll_fn(|context| mailbox.poll_take(context, &mut messages, BATCH_MAX));
         let remaining = |until: Instant| until.saturating_duration_since(Instant::now());
         let catch_up = self.agent.catch_up_deadline().map(remaining).unwrap_or_default();
-        let due = deadline(&self.state, self.agent_availability());
-        let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(catch_up));
+        let due = deadline(&self.state, self.agent_availability(), read_clocks());
+        let due = due.map(|remaining| Duration::from_millis(remaining).max(catch_up));
         let kill_due = self.agent.kill_deadline().map(remaining);
         let (delay, wakeup) = match (due, kill_due) {
             _ if self.pending_inputs.is_some() => (RETRY_DELAY, ActorWakeup::Retry),
@@ -334,7 +335,7 @@ impl SessionActor {
 
     fn session_context(&self) -> SessionContext {
         SessionContext {
-            now: Millis::now(),
+            now: read_clocks(),
             // A daemon that is ending its workers starts no new ones.
             halted: self.daemon.is_halted() || self.daemon.is_ending_workers(),
             over_budget: self.daemon.budgets.any_spent(&self.lineage),
