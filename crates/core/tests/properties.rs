@@ -40,7 +40,7 @@ const PLENTY: ActionBudget = ActionBudget {
     breaks: 3,
     crashes: 4,
     reboots: 2,
-    clock_changes: 6,
+    clock_changes: 2,
     late: 4,
     asks: 4,
     says: 12,
