@@ -15,6 +15,7 @@ mod cli;
 mod cli_terminal;
 mod crash;
 mod events;
+mod faulty_libc;
 mod fleets;
 mod fleets_cli;
 mod fleets_crash;
