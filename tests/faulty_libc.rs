@@ -2,7 +2,7 @@
 //! it, agents do not.
 
 use qd_testkit::faulty_libc::{EIO, ENOSPC, FaultyLibc};
-use qd_testkit::{TestDaemon, TestHome, script::*};
+use qd_testkit::{TestDaemon, TestHome, poll_until, script::*};
 use serde_json::json;
 
 const HOUR_MS: i64 = 3_600_000;
@@ -60,7 +60,14 @@ async fn a_full_disk_is_503_until_it_is_healed() {
         assert_eq!(refused.status, 503, "{refused}");
         assert!(faults.failed_writes() > before);
         faults.heal();
-        assert_eq!(session.wait(&session.prompt("hello").await).await["finish_reason"], "end_turn");
+        // The journal may be about to open its files again, which the broken disk has let fail.
+        let accepted = poll_until("a disk that works again", async || {
+            let response = session.try_prompt("hello").await;
+            (response.status == 202).then(|| response.json())
+        })
+        .await;
+        let run = accepted["run_id"].as_str().unwrap();
+        assert_eq!(session.wait(run).await["finish_reason"], "end_turn");
     }
 }
 

@@ -1,0 +1,33 @@
+//! The storms of `./check`: short, with few clients, so that they end soon on a busy machine. `tests/storm` says what a
+//! storm is, and runs long ones. `QD_SEED` repeats a seed.
+
+use std::time::Duration;
+
+use crate::storm::{StormFaultLevel, StormFeatures, StormOptions, run_storm};
+
+/// What today's code stands. Each switch that is off keeps out a bug that is known; whoever mends one turns it on.
+const SOUND: StormFeatures = StormFeatures::ALL;
+
+async fn short_storm(seed: u64, faults: StormFaultLevel, features: StormFeatures) {
+    let seed = std::env::var("QD_SEED").map_or(seed, |text| text.parse().expect("QD_SEED is a number"));
+    let options =
+        StormOptions { seed, duration: Duration::from_secs(5), faults, features, clients: 4, sessions: 8 };
+    let report = run_storm(options).await;
+    println!("{}", report.summary());
+    assert!(report.violations.is_empty(), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_calm_storm_of_every_feature_breaks_no_promise() {
+    short_storm(1, StormFaultLevel::None, SOUND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_killed_daemons_breaks_no_promise() {
+    short_storm(2, StormFaultLevel::Daemon, SOUND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_every_fault_breaks_no_promise() {
+    short_storm(3, StormFaultLevel::All, SOUND).await;
+}
