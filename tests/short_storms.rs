@@ -6,7 +6,18 @@ use std::time::Duration;
 use crate::storm::{StormFaultLevel, StormFeatures, StormOptions, run_storm};
 
 /// What today's code stands. Each switch that is off keeps out a bug that is known; whoever mends one turns it on.
-const SOUND: StormFeatures = StormFeatures::ALL;
+const SOUND: StormFeatures = StormFeatures {
+    // A suspended run for which there is no room is never resumed.
+    suspend: false,
+    // Two messages in one batch of a session's actor launch the agent twice; the second start of a worktree session
+    // replaces the first and finds no worker.
+    worktrees: false,
+    // A cancel that meets the end of the turn ends no processes.
+    cancelled_processes: false,
+    // A steer that the agent reports as missed after the cancel runs anyway.
+    cancelled_steers: false,
+    ..StormFeatures::ALL
+};
 
 async fn short_storm(seed: u64, faults: StormFaultLevel, features: StormFeatures) {
     let seed = std::env::var("QD_SEED").map_or(seed, |text| text.parse().expect("QD_SEED is a number"));

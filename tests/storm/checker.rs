@@ -285,6 +285,20 @@ fn check_steers(deck: &StormDeck, journal: &[TestEvent], purged: &BTreeSet<Strin
         }
         for event in events.iter().filter(|event| event.kind == "steer.missed") {
             let next = event.data["next_run_id"].as_str();
+            let since = |seq| events.iter().filter(move |one| (seq..event.seq).contains(&one.seq));
+            // A steer is named by its number in its session, and the events of a session are numbered from 1.
+            let steer = usize::try_from(event.data["steer"].as_u64().unwrap_or_default()).unwrap_or_default();
+            let accepted =
+                steer.checked_sub(1).and_then(|at| events.get(at)).map_or(u64::MAX, |event| event.seq);
+            let is_cancelled =
+                since(accepted).any(|one| one.kind == "run.cancel_requested" && one.run_id == event.run_id);
+            if deck.options.features.cancelled_steers && is_cancelled && next.is_some() {
+                let what = format!(
+                    "a steer of {:?} was accepted before its cancel and starts {next:?}",
+                    event.run_id
+                );
+                deck.violation(Some(session), what);
+            }
             if next.is_some_and(|next| !accepted_runs.contains(next)) {
                 deck.violation(Some(session), format!("a missed steer did not become {next:?}"));
             }

@@ -77,12 +77,20 @@ impl StormClient {
             return self.create_session().await;
         }
         let session = self.random.pick(&open).clone();
+        // Steers and cancels mostly go to a session that works, merges to one with a worktree.
+        let running = self.deck.record(|record| record.running.clone());
+        let busy: Vec<_> = open.iter().filter(|session| running.contains(&session.id)).collect();
+        let busy = if busy.is_empty() { session.clone() } else { (*self.random.pick(&busy)).clone() };
+        let branched: Vec<_> = open.iter().filter(|session| session.has_worktree).collect();
+        let branched =
+            if branched.is_empty() { session.clone() } else { (*self.random.pick(&branched)).clone() };
         match self.random.below(100) {
             0..=34 => self.prompt(&session).await,
-            35..=42 if features.cancels => self.cancel(&session).await,
-            43..=45 if features.cancels => self.cancel_one(&session).await,
-            46..=48 if features.cancels => self.remove_from_queue(&session).await,
-            49..=54 => self.steer(&session).await,
+            35..=37 if features.cancels => self.cancel(&session).await,
+            38..=42 if features.cancels => self.cancel(&busy).await,
+            43..=45 if features.cancels => self.cancel_one(&busy).await,
+            46..=48 if features.cancels => self.remove_from_queue(&busy).await,
+            49..=54 => self.steer(&busy).await,
             55..=58 => self.patch(&session).await,
             59..=61 if features.closes => self.close(&session).await,
             62..=67 if features.mail => self.send_mail(&session).await,
@@ -91,7 +99,7 @@ impl StormClient {
             72..=74 if features.fleets => self.start_fleet().await,
             75 if features.fleets => self.cancel_fleet().await,
             76 | 77 if features.halts => self.halt().await,
-            78..=81 if features.worktrees && session.has_worktree => self.merge(&session).await,
+            78..=81 if features.worktrees && branched.has_worktree => self.merge(&branched).await,
             82..=84 if features.suspend && session.is_script => self.start_tree(&session).await,
             85..=90 => self.look_around(&session).await,
             91 => self.collect_garbage().await,

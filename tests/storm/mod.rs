@@ -75,6 +75,10 @@ pub(crate) struct StormFeatures {
     pub(crate) killed_workers: bool,
     /// Faults: connections over TCP are held or cut.
     pub(crate) broken_network: bool,
+    /// Judges: when a cancelled run ends without survivors, none of its processes lives.
+    pub(crate) cancelled_processes: bool,
+    /// Judges: a steer that was accepted before a cancel starts nothing after it.
+    pub(crate) cancelled_steers: bool,
 }
 
 impl StormFeatures {
@@ -97,6 +101,8 @@ impl StormFeatures {
         stops: true,
         killed_workers: true,
         broken_network: true,
+        cancelled_processes: true,
+        cancelled_steers: true,
     };
 }
 

@@ -110,6 +110,9 @@ pub(crate) async fn check_nothing_is_left(deck: &StormDeck) {
     .await;
 }
 
+/// A line of a worker whose daemon was killed before it had told the worker what to do.
+const UNBORN_WORKER: &str = "the worker's specification cannot be understood: EOF";
+
 /// Lines that only our own faults cause.
 const EXPLAINED: [&str; 12] = [
     "a journal commit failed",
@@ -134,8 +137,13 @@ pub(crate) async fn check_logs(deck: &StormDeck) {
     for file in files {
         let content = std::fs::read(&file).unwrap_or_default();
         for line in String::from_utf8_lossy(&content).lines() {
-            let is_explained = deck.options.faults == StormFaultLevel::All
-                && EXPLAINED.iter().any(|explained| line.contains(explained));
+            let is_explained = match deck.options.faults {
+                StormFaultLevel::None => false,
+                StormFaultLevel::Daemon => line.contains(UNBORN_WORKER),
+                StormFaultLevel::All => {
+                    line.contains(UNBORN_WORKER) || EXPLAINED.iter().any(|explained| line.contains(explained))
+                }
+            };
             let is_bad = line.contains("panicked")
                 || line.contains(" ERROR ")
                 || line.contains("has nothing that will wake it");

@@ -83,9 +83,18 @@ pub(crate) async fn watch(deck: Arc<StormDeck>) -> StormReading {
 
 /// What must hold at the moment of an event, and what clients can use.
 async fn notice(deck: &StormDeck, event: &TestEvent) {
+    if let Some(session) = &event.session_id {
+        deck.record(|record| match event.kind.as_str() {
+            "run.started" => _ = record.running.insert(session.clone()),
+            "run.finished" => _ = record.running.remove(session),
+            _ => {}
+        });
+    }
     match event.kind.as_str() {
         "run.finished"
-            if event.data["finish_reason"] == "cancelled" && event.data["processes"]["survivors"] == 0 =>
+            if deck.options.features.cancelled_processes
+                && event.data["finish_reason"] == "cancelled"
+                && event.data["processes"]["survivors"] == 0 =>
         {
             let Some(number) = event.run_id.as_deref().and_then(|run| run.strip_prefix('r')?.parse().ok())
             else {

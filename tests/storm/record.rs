@@ -75,6 +75,8 @@ pub(crate) struct StormRecord {
     pub(crate) fleets: BTreeMap<String, String>,
     /// Sessions that a client wanted to purge. Their events may be gone.
     pub(crate) purged: BTreeSet<String>,
+    /// Sessions with a run that has started and not ended, as far as the watcher knows.
+    pub(crate) running: BTreeSet<String>,
     /// The session to which each marked prompt, steer or message was sent.
     pub(crate) markers: BTreeMap<u64, String>,
     /// Everything that the watcher saw, in order.
