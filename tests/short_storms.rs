@@ -16,6 +16,12 @@ const SOUND: StormFeatures = StormFeatures {
     cancelled_processes: false,
     // A steer that the agent reports as missed after the cancel runs anyway.
     cancelled_steers: false,
+    // A halt that cancels gives up with 404 at the first session that is purged meanwhile.
+    halts_beside_purges: false,
+    // A turn whose updates meet a full disk never ends.
+    broken_disks: false,
+    // Deadlines follow the wall clock.
+    clock_jumps: false,
     ..StormFeatures::ALL
 };
 

@@ -169,6 +169,15 @@ impl StormDeck {
         });
     }
 
+    /// Remembers when something was broken or healed.
+    pub(crate) fn note_fault(&self, what: String) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let (second, ms) = (now.as_secs() % 86_400, now.subsec_millis());
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        let line = format!("{hour:02}:{minute:02}:{second:02}.{ms:03} {what}");
+        self.record(|record| record.faults.push(line));
+    }
+
     pub(crate) fn add_session(&self, session: StormSession) {
         self.sessions.lock().expect("nobody panics with this lock").push(session);
     }
@@ -236,6 +245,7 @@ impl StormDeck {
         tokio::time::sleep(pause).await;
         self.libc.heal();
         self.start_daemon(&mut daemon).await;
+        self.note_fault("the next daemon is up".to_owned());
     }
 
     async fn start_daemon(&self, daemon: &mut TestDaemon) {
@@ -259,6 +269,7 @@ impl StormDeck {
 
     /// Ends every fault: disk, network, stopped processes, dead machines, a dead daemon.
     pub(crate) async fn heal(&self) {
+        self.note_fault("everything is healed".to_owned());
         self.libc.heal();
         self.proxy.pass();
         let mut daemon = self.daemon.lock().await;
@@ -288,6 +299,7 @@ impl StormDeck {
             let _old = std::fs::remove_dir_all(&kept);
             let _copied =
                 Command::new("cp").args(["-a"]).arg(daemon.home.sibling_path("")).arg(&kept).status();
+            let _written = std::fs::write(format!("{kept}/faults.log"), record.faults.join("\n"));
             kept
         });
         let mut traces = BTreeMap::new();

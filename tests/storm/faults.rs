@@ -78,7 +78,9 @@ pub(crate) async fn break_things(deck: Arc<StormDeck>, mut random: SeededRandom)
             break;
         }
         let fault = *random.pick(&faults);
+        deck.note_fault(format!("{fault:?}"));
         break_one(&deck, fault, &mut random).await;
+        deck.note_fault("over".to_owned());
     }
 }
 
@@ -116,6 +118,7 @@ async fn break_one(deck: &StormDeck, fault: StormFault, random: &mut SeededRando
                 (_, Signal::TERM) => "kill agent by SIGTERM",
                 _ => "stop process",
             });
+            deck.note_fault(format!("process {} of {}", process.pid, process.parent));
             signal(process.pid, with);
             if with == Signal::STOP {
                 tokio::time::sleep(a_while).await;

@@ -79,6 +79,8 @@ pub(crate) struct StormFeatures {
     pub(crate) cancelled_processes: bool,
     /// Judges: a steer that was accepted before a cancel starts nothing after it.
     pub(crate) cancelled_steers: bool,
+    /// Judges: a halt succeeds although a session is purged meanwhile.
+    pub(crate) halts_beside_purges: bool,
 }
 
 impl StormFeatures {
@@ -103,6 +105,7 @@ impl StormFeatures {
         broken_network: true,
         cancelled_processes: true,
         cancelled_steers: true,
+        halts_beside_purges: true,
     };
 }
 

@@ -113,6 +113,9 @@ pub(crate) async fn check_nothing_is_left(deck: &StormDeck) {
 /// A line of a worker whose daemon was killed before it had told the worker what to do.
 const UNBORN_WORKER: &str = "the worker's specification cannot be understood: EOF";
 
+/// A line of a session that was purged while somebody woke it.
+const PURGED_SESSION: &str = "error=there is no session ses_";
+
 /// Lines that only our own faults cause.
 const EXPLAINED: [&str; 12] = [
     "a journal commit failed",
@@ -137,6 +140,9 @@ pub(crate) async fn check_logs(deck: &StormDeck) {
     for file in files {
         let content = std::fs::read(&file).unwrap_or_default();
         for line in String::from_utf8_lossy(&content).lines() {
+            if line.contains(PURGED_SESSION) && !deck.options.features.halts_beside_purges {
+                continue;
+            }
             let is_explained = match deck.options.faults {
                 StormFaultLevel::None => false,
                 StormFaultLevel::Daemon => line.contains(UNBORN_WORKER),

@@ -82,6 +82,8 @@ pub(crate) struct StormRecord {
     /// Everything that the watcher saw, in order.
     pub(crate) watched: Vec<TestEvent>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
+    /// When what was broken and healed, as lines of text. It is kept with the home.
+    pub(crate) faults: Vec<String>,
     pub(crate) violations: Vec<StormViolation>,
 }
 
