@@ -269,7 +269,7 @@ fn check_steers(deck: &StormDeck, journal: &[TestEvent], purged: &BTreeSet<Strin
     for (session, receipt) in deck.record(|record| record.steers.clone()) {
         let seq = receipt["seq"].as_u64().unwrap_or_default();
         let found = journal.binary_search_by_key(&seq, |event| event.seq).ok().map(|at| &journal[at]);
-        if !purged.contains(&session) && !found.is_some_and(|event| event.kind == "steer.accepted") {
+        if !purged.contains(&session) && found.is_none_or(|event| event.kind != "steer.accepted") {
             deck.violation(
                 Some(&session),
                 format!("a steer has the receipt {receipt} and is not in the journal"),
