@@ -23,6 +23,8 @@ const SOUND: StormFeatures = StormFeatures {
     broken_disks: false,
     // Deadlines follow the wall clock.
     clock_jumps: false,
+    // A worker that lives and cannot be reached keeps its session waiting for ever.
+    deleted_sockets: false,
     ..StormFeatures::ALL
 };
 
