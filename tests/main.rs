@@ -14,6 +14,7 @@ mod cancel_race;
 mod cli;
 mod cli_terminal;
 mod crash;
+mod descriptors;
 mod events;
 mod fleets;
 mod fleets_cli;

@@ -21,12 +21,13 @@ use crate::actor::{
 };
 use crate::budget::SpentBudgets;
 use crate::config::DaemonConfig;
+use crate::descriptors::DescriptorShares;
 use crate::fleets::FleetActorMessage;
 use crate::home::DaemonHome;
 use crate::keyed_locks::KeyedLocks;
 use crate::metrics::DaemonMetrics;
 use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
-use crate::workers::{AgentSlots, SlotChanges, Workers};
+use crate::workers::{AgentSlotLimits, AgentSlots, SlotChanges, Workers};
 use crate::workspaces::WorkspaceRegistry;
 
 /// The pause between two runs of the supervisor.
@@ -107,13 +108,18 @@ impl Daemon {
         home: DaemonHome,
         workers: Workers,
         config: &DaemonConfig,
+        shares: DescriptorShares,
         halt: api::HaltStatus,
     ) -> Arc<Self> {
         Arc::new(Self {
             journal,
             home,
             workers,
-            agent_slots: AgentSlots::new(config.max_agents.value, config.min_free_mb.value << 20),
+            agent_slots: AgentSlots::new(AgentSlotLimits {
+                agents: config.max_agents.value,
+                workers: shares.workers,
+                min_free_bytes: config.min_free_mb.value << 20,
+            }),
             workspaces: WorkspaceRegistry::default(),
             key_locks: KeyedLocks::default(),
             budgets: SpentBudgets::default(),

@@ -13,6 +13,7 @@
 //! - `workers`: the processes that hold agents: start, reattach, count and end them.
 //! - `agents`: the agents that this machine can start.
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
+//! - `descriptors`: how the limit on open files is divided among files, workers and connections.
 //! - [`home`], [`config`]: the files beside the journal, and the user's settings.
 //! - [`doctor`]: rebuilds the list rows from events.
 //! - `metrics`: counters for operators.
@@ -24,6 +25,7 @@ mod agents;
 mod budget;
 pub mod config;
 mod daemon;
+mod descriptors;
 pub mod doctor;
 pub mod edge;
 mod fleets;

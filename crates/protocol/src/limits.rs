@@ -7,8 +7,15 @@ pub const BODY_MAX: usize = 8 << 20;
 pub const HEADERS_MAX: usize = 16 << 10;
 /// Time for a client to send its headers, then again to send its body.
 pub const REQUEST_READ_S: u64 = 30;
-/// Open connections over all listeners.
+/// Open connections over all listeners. Fewer if the process may not open enough files.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Connections that event streams, waits and terminals may not use, so that commands always get one. With many
+/// connections, one in 16 instead.
+pub const COMMAND_CONNECTIONS: usize = 8;
+/// Descriptors reserved for the daemon's own files: the journal, its log, listeners, spools and blobs.
+pub const FILE_DESCRIPTORS: usize = 40;
+/// Descriptors that the daemon holds for each worker: a socket, and one that reports the end of the process.
+pub const WORKER_DESCRIPTORS: usize = 2;
 /// Queued runs in one session.
 pub const QUEUE_MAX: usize = 100;
 /// Commands that wait for the actor of one session or fleet.

@@ -366,6 +366,7 @@ impl SessionActor {
         }
         let slot_use = match self.state.phase() {
             _ if self.preparation.is_some() => SlotUse::Busy,
+            _ if !self.agent.has_worker() => SlotUse::NoWorker,
             _ if !self.agent.is_live() => SlotUse::NotCounted,
             _ if self.can_stop_idle_agent() => SlotUse::Idle,
             SessionPhase::Waiting => SlotUse::NotCounted,

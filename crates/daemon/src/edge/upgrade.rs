@@ -20,8 +20,8 @@ use qd_link::socket::accept_key;
 use qd_protocol::{ApiError, ErrorCode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::connection_limit::ConnectionPermit;
 use super::error::HttpError;
-use super::serve::ConnectionPermit;
 
 /// A request for a WebSocket that has not been answered yet.
 #[derive(Debug)]

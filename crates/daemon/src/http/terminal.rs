@@ -15,11 +15,11 @@ use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::api_document::{GuardResponses, NotFoundResponse, SessionPath};
+use super::api_document::{GuardResponses, NotFoundResponse, SessionPath, StreamLimitResponse};
 use super::extract::PathIds;
 use super::sessions::find_session;
 use crate::daemon::{Daemon, stopping_error};
-use crate::edge::{HttpError, WebSocketRequest};
+use crate::edge::{HttpError, StreamPermit, WebSocketRequest};
 
 /// The silence after which a viewer is pinged; after three times that it counts as gone.
 const PING_INTERVAL: Duration = Duration::from_secs(HEARTBEAT_S);
@@ -35,10 +35,11 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     (status = 101, description = "The connection to the terminal"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
     (status = 409, description = "`no_terminal`: the agent has none, or is not running", body = ErrorBody),
-    NotFoundResponse, GuardResponses,
+    NotFoundResponse, StreamLimitResponse, GuardResponses,
 ))]
 async fn terminal(
     State(daemon): State<Arc<Daemon>>,
+    permit: StreamPermit,
     PathIds((workspace, session)): PathIds<(WorkspaceId, SessionId)>,
     upgrade: WebSocketRequest,
 ) -> Result<Response, HttpError> {
@@ -51,6 +52,7 @@ async fn terminal(
     let (response, connection) = upgrade.accept(SUBPROTOCOL);
     let mut stop = daemon.stop_signal();
     daemon.spawn(async move {
+        let _permit = permit;
         let Some(connection) = connection.await else { return };
         tracing::info!(%session, "a viewer connected to a terminal");
         let viewer = Socket::from_upgraded(connection, Role::Server).await;

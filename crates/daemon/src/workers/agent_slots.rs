@@ -1,8 +1,8 @@
-//! The limit on agents that live at once, by count and by free memory. A session that finds no slot waits in line and
-//! is woken. An agent that waits for a person or for other sessions does not count, and an idle one is stopped to
-//! make way.
+//! The limit on agents that live at once, by count and by free memory, and on their workers, by descriptors. A session
+//! that finds no slot waits in line and is woken. An agent that waits for a person or for other sessions does not
+//! count, and an idle one is stopped to make way.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use qd_protocol::SessionId;
@@ -10,7 +10,9 @@ use qd_protocol::SessionId;
 /// How a session's agent uses a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotUse {
-    /// There is no agent, or it waits for a person or for other sessions.
+    /// There is neither an agent nor a worker.
+    NoWorker,
+    /// There is a worker, but its agent is stopped, or waits for a person or for other sessions.
     NotCounted,
     /// The agent lives and has nothing to do.
     Idle,
@@ -27,13 +29,21 @@ pub(crate) struct SlotChanges {
     pub(crate) session_to_stop: Option<SessionId>,
 }
 
+/// When another agent may start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AgentSlotLimits {
+    /// How many agents may live at once.
+    pub(crate) agents: usize,
+    /// How many workers there may be at once, with agents that count and agents that do not.
+    pub(crate) workers: usize,
+    /// How many bytes of memory must be available.
+    pub(crate) min_free_bytes: u64,
+}
+
 /// The slots for agents, and the line of sessions that wait for one.
 #[derive(Debug)]
 pub(crate) struct AgentSlots {
-    /// How many agents may live at once.
-    agents_max: usize,
-    /// How many bytes of memory must be available before another agent starts.
-    min_free_bytes: u64,
+    limits: AgentSlotLimits,
     state: Mutex<AgentSlotsState>,
 }
 
@@ -41,13 +51,15 @@ pub(crate) struct AgentSlots {
 struct AgentSlotsState {
     /// The sessions whose agent counts.
     live: HashMap<SessionId, SlotUse>,
+    /// The sessions that have a worker whose agent does not count.
+    uncounted: HashSet<SessionId>,
     /// The sessions that wait, in order.
     waiting: VecDeque<SessionId>,
 }
 
 impl AgentSlots {
-    pub(crate) fn new(agents_max: usize, min_free_bytes: u64) -> Self {
-        Self { agents_max, min_free_bytes, state: Mutex::default() }
+    pub(crate) fn new(limits: AgentSlotLimits) -> Self {
+        Self { limits, state: Mutex::default() }
     }
 
     /// Whether this session may start its agent now. Sessions that wait are not overtaken.
@@ -58,7 +70,7 @@ impl AgentSlots {
         }
         let position =
             state.waiting.iter().position(|waiting| waiting == session).unwrap_or(state.waiting.len());
-        self.fits(&state, position)
+        self.fits(&state, session, position)
     }
 
     /// Adds a session to the line. If it is in line already, nobody is notified: a notified session enqueues itself
@@ -82,17 +94,20 @@ impl AgentSlots {
     /// Records how a session's agent uses a slot.
     pub(crate) fn set_use(&self, session: &SessionId, slot_use: SlotUse) -> SlotChanges {
         let mut state = self.lock();
+        let had_worker = state.uncounted.remove(session);
         let before = match slot_use {
-            SlotUse::NotCounted => state.live.remove(session),
+            SlotUse::NoWorker => state.live.remove(session),
+            SlotUse::NotCounted => {
+                state.uncounted.insert(session.clone());
+                state.live.remove(session)
+            }
             slot_use => {
                 state.waiting.retain(|waiting| waiting != session);
                 state.live.insert(session.clone(), slot_use)
             }
         };
-        match before == Some(slot_use) || (before.is_none() && slot_use == SlotUse::NotCounted) {
-            true => SlotChanges::default(),
-            false => self.changes_due(&state),
-        }
+        let before = before.unwrap_or(if had_worker { SlotUse::NotCounted } else { SlotUse::NoWorker });
+        if before == slot_use { SlotChanges::default() } else { self.changes_due(&state) }
     }
 
     /// Checks again whether a waiting session may start: memory becomes available without notice.
@@ -109,8 +124,8 @@ impl AgentSlots {
             return SlotChanges::default();
         }
         // The same rule as in `may_start`: a session woken in vain would wait and be woken without end.
-        let fitting =
-            state.waiting.iter().enumerate().take_while(|(position, _)| self.fits(state, *position));
+        let in_line = state.waiting.iter().enumerate();
+        let fitting = in_line.take_while(|(position, session)| self.fits(state, session, *position));
         let wake: Vec<SessionId> = fitting.map(|(_, session)| session.clone()).collect();
         let idle = || {
             state
@@ -124,15 +139,18 @@ impl AgentSlots {
     }
 
     /// Whether the session at this position of the line may start its agent. One agent may always live.
-    fn fits(&self, state: &AgentSlotsState, position: usize) -> bool {
+    fn fits(&self, state: &AgentSlotsState, session: &SessionId, position: usize) -> bool {
         let alone = state.live.is_empty() && position == 0;
-        state.live.len() + position < self.agents_max && (alone || self.has_memory())
+        // A session that has a worker starts its agent there.
+        let has_room = state.uncounted.contains(session)
+            || state.live.len() + state.uncounted.len() + position < self.limits.workers;
+        state.live.len() + position < self.limits.agents && (alone || has_room && self.has_memory())
     }
 
     fn has_memory(&self) -> bool {
         // If the kernel does not report the available memory, it is no limit.
-        self.min_free_bytes == 0
-            || available_memory().is_none_or(|available| available >= self.min_free_bytes)
+        self.limits.min_free_bytes == 0
+            || available_memory().is_none_or(|available| available >= self.limits.min_free_bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, AgentSlotsState> {
@@ -152,13 +170,17 @@ fn available_memory() -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn slots(agents: usize, min_free_bytes: u64) -> AgentSlots {
+        AgentSlots::new(AgentSlotLimits { agents, workers: 100, min_free_bytes })
+    }
+
     fn session(n: u8) -> SessionId {
         SessionId::from_random(&[n; 4])
     }
 
     #[test]
     fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
-        let slots = AgentSlots::new(1, 0);
+        let slots = slots(1, 0);
         assert!(slots.may_start(&session(1)));
         slots.set_use(&session(1), SlotUse::Busy);
         assert!(slots.may_start(&session(1)), "a session whose agent lives may go on");
@@ -175,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_idle_agent_gives_way_and_a_busy_one_does_not() {
-        let slots = AgentSlots::new(2, 0);
+        let slots = slots(2, 0);
         slots.set_use(&session(1), SlotUse::Busy);
         slots.set_use(&session(2), SlotUse::Idle);
         assert_eq!(
@@ -190,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_session_that_leaves_the_line_lets_the_next_start() {
-        let slots = AgentSlots::new(1, 0);
+        let slots = slots(1, 0);
         slots.set_use(&session(1), SlotUse::Busy);
         slots.enqueue(&session(2));
         slots.enqueue(&session(3));
@@ -201,7 +223,7 @@ mod tests {
 
     #[test]
     fn without_memory_nothing_starts_beside_what_lives() {
-        let slots = AgentSlots::new(10, u64::MAX);
+        let slots = slots(10, u64::MAX);
         assert!(slots.may_start(&session(1)), "one agent may always live");
         slots.set_use(&session(1), SlotUse::Busy);
         assert!(!slots.may_start(&session(2)));
@@ -211,5 +233,21 @@ mod tests {
         assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
         let changes = slots.set_use(&session(1), SlotUse::NotCounted);
         assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
+    }
+
+    #[test]
+    fn workers_that_do_not_count_as_agents_still_need_descriptors() {
+        let slots = AgentSlots::new(AgentSlotLimits { agents: 10, workers: 2, min_free_bytes: 0 });
+        slots.set_use(&session(1), SlotUse::NotCounted);
+        assert!(slots.may_start(&session(2)));
+        slots.set_use(&session(2), SlotUse::Busy);
+        assert!(!slots.may_start(&session(3)));
+        assert!(slots.may_start(&session(1)), "its worker exists");
+        assert_eq!(slots.enqueue(&session(3)), SlotChanges::default());
+        let changes = slots.set_use(&session(1), SlotUse::NoWorker);
+        assert_eq!(changes, SlotChanges { wake: vec![session(3)], session_to_stop: None });
+        slots.set_use(&session(1), SlotUse::NotCounted);
+        slots.set_use(&session(2), SlotUse::NotCounted);
+        assert!(slots.may_start(&session(3)), "one agent may always live");
     }
 }

@@ -25,6 +25,7 @@ use qd_protocol::link::UpdateNumber;
 use qd_protocol::manifest::DriverKind;
 use qd_protocol::worker::{AgentSpec, WorkerHostSpec};
 use qd_protocol::{SessionId, WorkerId};
+use rustix::io::Errno;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -76,10 +77,7 @@ impl LocalHosts {
                 self.spawn_host(&host, vec![spec]).await.map(|()| (host, None))
             }
         };
-        let (host, start) = launched.map_err(|error| {
-            let message = format!("could not start a worker: {error}; see `qd doctor` and the log");
-            RunError::new("worker_not_started", message)
-        })?;
+        let (host, start) = launched.map_err(start_failed)?;
         Ok(self.open_link(&worker, host, LinkOptions { start, ..options }))
     }
 
@@ -241,6 +239,18 @@ impl LocalHosts {
     fn children(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why a worker could not be started. The run ends with this error, so that it can be sent again.
+fn start_failed(error: io::Error) -> RunError {
+    let out_of_descriptors = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error()));
+    let advice = match out_of_descriptors.contains(&error.raw_os_error()) {
+        true => {
+            "send the prompt again when fewer streams and agents are open, or raise the limit on open files"
+        }
+        false => "see `qd doctor` and the log",
+    };
+    RunError::new("worker_not_started", format!("could not start a worker: {error}; {advice}"))
 }
 
 fn milliseconds(time: Duration) -> u64 {

@@ -30,7 +30,7 @@ use sha2::Sha256;
 
 use crate::agents::LocalAgents;
 use crate::home::{DaemonHome, HomeError, SecretToken};
-pub(crate) use agent_slots::{AgentSlots, SlotChanges, SlotUse};
+pub(crate) use agent_slots::{AgentSlotLimits, AgentSlots, SlotChanges, SlotUse};
 pub(crate) use joined_workers::JoinedWorkers;
 use joined_workers::RemoteAgentName;
 use local::LocalHosts;
