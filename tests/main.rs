@@ -45,6 +45,7 @@ mod runs;
 mod security;
 mod sessions;
 mod steer;
+mod stopped_daemon;
 mod terminals;
 mod worker_command;
 mod workers_agent_rights;

@@ -124,6 +124,8 @@ pub const WAIT_MAX_S: u64 = 3600;
 pub const HEARTBEAT_S: u64 = 15;
 /// Time for a shutdown after SIGTERM.
 pub const STOP_S: u64 = 5;
+/// How long a command of `qd` waits for a daemon that gives no sign of life.
+pub const NO_ANSWER_S: u64 = 10;
 /// How long an `Idempotency-Key` is remembered.
 pub const IDEMPOTENCY_S: u64 = 24 * 3600;
 /// Characters of an `Idempotency-Key`.

@@ -69,8 +69,10 @@ pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliEx
 }
 
 async fn rebuild_lists(context: &VerbContext) -> Result<CliExitCode> {
-    if context.locator.connect(&context.out).await.is_ok() {
-        return Err(CliFailure::Usage("the daemon is running; run `qd stop` first".to_owned()));
+    match context.locator.connect(&context.out).await {
+        Ok(_) => return Err(CliFailure::Usage("the daemon is running; run `qd stop` first".to_owned())),
+        Err(failure @ CliFailure::Unresponsive(_)) => return Err(failure),
+        Err(_) => {}
     }
     let report = crate::serve::rebuild_lists(&context.locator.home)?;
     if context.out.json {
