@@ -40,6 +40,13 @@ pub(super) struct ConnectionPermit {
     streams: Arc<Semaphore>,
 }
 
+impl ConnectionPermit {
+    /// Counts the connection among those that last; `None` if there are too many of them.
+    pub(super) fn try_count_as_stream(&self) -> Option<OwnedSemaphorePermit> {
+        self.streams.clone().try_acquire_owned().ok()
+    }
+}
+
 impl ConnectionLimit {
     pub(super) fn new(limits: &EdgeLimits) -> Self {
         let EdgeLimits { connections, streams, rejections, .. } = *limits;
@@ -239,16 +246,21 @@ impl<S: Send + Sync> FromRequestParts<S> for StreamPermit {
         let Some(connection) = head.extensions.get::<Arc<ConnectionPermit>>() else {
             return Ok(Self { _permit: None });
         };
-        match connection.streams.clone().try_acquire_owned() {
-            Ok(permit) => Ok(Self { _permit: Some(permit) }),
-            Err(_) => Err(too_many_streams()),
+        match connection.try_count_as_stream() {
+            Some(permit) => Ok(Self { _permit: Some(permit) }),
+            None => Err(refuse_stream()),
         }
     }
 }
 
-fn too_many_streams() -> Response {
+/// The error for a request that would last while too many others do.
+pub(super) fn too_many_streams() -> ApiError {
     let message = "too many event streams and waiting requests are open; try again when some have ended";
-    let mut response = HttpError(ApiError::new(ErrorCode::Overloaded, message)).into_response();
+    ApiError::new(ErrorCode::Overloaded, message)
+}
+
+fn refuse_stream() -> Response {
+    let mut response = HttpError(too_many_streams()).into_response();
     // A client that may not stream would otherwise keep an idle connection that others need.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response

@@ -19,7 +19,7 @@ use super::api_document::{GuardResponses, NotFoundResponse, SessionPath, StreamL
 use super::extract::PathIds;
 use super::sessions::find_session;
 use crate::daemon::{Daemon, stopping_error};
-use crate::edge::{HttpError, StreamPermit, WebSocketRequest};
+use crate::edge::{HttpError, WebSocketRequest};
 
 /// The silence after which a viewer is pinged; after three times that it counts as gone.
 const PING_INTERVAL: Duration = Duration::from_secs(HEARTBEAT_S);
@@ -39,12 +39,11 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 ))]
 async fn terminal(
     State(daemon): State<Arc<Daemon>>,
-    permit: StreamPermit,
     PathIds((workspace, session)): PathIds<(WorkspaceId, SessionId)>,
     upgrade: WebSocketRequest,
 ) -> Result<Response, HttpError> {
     find_session(&daemon, &workspace, &session).await?;
-    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?;
+    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?.require_stream_permit()?;
     if daemon.is_stopping() {
         return Err(stopping_error().into());
     }
@@ -52,7 +51,6 @@ async fn terminal(
     let (response, connection) = upgrade.accept(SUBPROTOCOL);
     let mut stop = daemon.stop_signal();
     daemon.spawn(async move {
-        let _permit = permit;
         let Some(connection) = connection.await else { return };
         tracing::info!(%session, "a viewer connected to a terminal");
         let viewer = Socket::from_upgraded(connection, Role::Server).await;
