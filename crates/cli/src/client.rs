@@ -242,7 +242,9 @@ impl DaemonClient {
         body: Option<Bytes>,
         key: Option<&str>,
     ) -> Result<DaemonResponse> {
-        self.while_daemon_lives(REQUEST_PROBE_AFTER, self.exchange(method, path, body, key)).await?
+        // Boxed, because verbs hold several of these futures at once.
+        let exchange = Box::pin(self.exchange(method, path, body, key));
+        self.while_daemon_lives(REQUEST_PROBE_AFTER, exchange).await?
     }
 
     async fn exchange(

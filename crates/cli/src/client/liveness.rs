@@ -47,7 +47,8 @@ impl DaemonClient {
                     self.note_answering();
                     return Ok(answer);
                 }
-                alive = self.wait_for_sign_of_life() => alive?,
+                // Boxed, because it is rarely needed and as large as a request.
+                alive = Box::pin(self.wait_for_sign_of_life()) => alive?,
             }
             interval = (interval * 2).min(MAX_PROBE_INTERVAL);
         }
