@@ -57,6 +57,7 @@ mod workers_secrets;
 mod workers_slots;
 mod workers_stale_records;
 mod workers_suspend;
+mod workers_unreachable;
 mod workers_url;
 mod workers_versions;
 mod workspaces;

@@ -53,6 +53,24 @@ fn a_prompt_without_a_worker_starts_one_that_is_named_by_its_event() {
 }
 
 #[test]
+fn a_worker_that_was_given_up_interrupts_its_run_with_the_reason_and_the_queue_goes_on() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    harness.context.agent = AgentAvailability::Lost;
+    let reason = RunError::new("worker_unreachable", "it could not be reached");
+    let gone = harness.input(SessionInput::WorkerGone(AgentExitReason::Unreachable(reason.clone())));
+    let ended = gone.events.iter().find_map(|event| match &event.body {
+        EventBody::RunFinished(finished) => Some((finished.finish_reason, finished.error.clone())),
+        _ => None,
+    });
+    assert_eq!(ended, Some((FinishReason::Interrupted, Some(reason.clone()))));
+    let EventBody::WorkerExited(exited) = &gone.events[0].body else { panic!("{:?}", gone.events) };
+    assert_eq!((exited.reason, exited.error.as_ref()), (WorkerExitReason::Lost, Some(&reason)));
+    assert!(matches!(gone.effects.last(), Some(SessionEffect::LaunchAgent { new_worker: true, .. })));
+}
+
+#[test]
 fn a_resting_worker_is_given_an_agent_without_another_event() {
     let mut harness = SessionHarness::new();
     harness.context.agent = AgentAvailability::Starting;

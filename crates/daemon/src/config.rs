@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REMOTE_LEASE_S};
+use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REACH_TIMEOUT_S, REMOTE_LEASE_S};
 use qd_protocol::manifest::TokenPrice;
 use qd_protocol::policy::Policy;
 use serde::Serialize;
@@ -27,6 +27,8 @@ const DEFAULT_MAX_AGENTS: usize = 256;
 const DEFAULT_MIN_FREE_MB: u64 = 256;
 /// The largest `remote_lease_s`: a worker that is away for a day does not come back.
 const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
+/// The largest `reach_timeout_s`: a session waits for its worker all this time.
+const REACH_TIMEOUT_MAX_S: u64 = 24 * 3600;
 /// The largest `orphan_busy_s` and `orphan_idle_s`: work from a year ago is of no use to anybody.
 const ORPHAN_MAX_S: u64 = 365 * 24 * 3600;
 /// The largest settings file that is read; a larger file cannot be meant as one.
@@ -51,6 +53,8 @@ pub struct DaemonConfig {
     pub min_free_mb: ConfigSetting<u64>,
     /// How many seconds a silent joined worker is waited for before its sessions count as lost.
     pub remote_lease_s: ConfigSetting<u64>,
+    /// How many seconds a worker that lives but does not answer is tried before it is ended.
+    pub reach_timeout_s: ConfigSetting<u64>,
     /// How many seconds a worker without a daemon keeps an agent that is in a turn.
     pub orphan_busy_s: ConfigSetting<u64>,
     /// How many seconds a worker without a daemon keeps an agent that is idle.
@@ -127,7 +131,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "agent",
     "policy",
     "listen",
@@ -136,6 +140,7 @@ const KEYS: [&str; 13] = [
     "max_agents",
     "min_free_mb",
     "remote_lease_s",
+    "reach_timeout_s",
     "orphan_busy_s",
     "orphan_idle_s",
     "prices",
@@ -176,6 +181,7 @@ impl DaemonConfig {
             entry("max_agents", &self.max_agents),
             entry("min_free_mb", &self.min_free_mb),
             entry("remote_lease_s", &self.remote_lease_s),
+            entry("reach_timeout_s", &self.reach_timeout_s),
             entry("orphan_busy_s", &self.orphan_busy_s),
             entry("orphan_idle_s", &self.orphan_idle_s),
             entry("prices", &self.prices),
@@ -197,6 +203,7 @@ impl DaemonConfig {
             max_agents: default(DEFAULT_MAX_AGENTS),
             min_free_mb: default(DEFAULT_MIN_FREE_MB),
             remote_lease_s: default(REMOTE_LEASE_S),
+            reach_timeout_s: default(REACH_TIMEOUT_S),
             orphan_busy_s: default(ORPHAN_BUSY_S),
             orphan_idle_s: default(ORPHAN_IDLE_S),
             prices: default(BTreeMap::new()),
@@ -237,6 +244,10 @@ impl DaemonConfig {
                 "remote_lease_s" => {
                     let value = read_seconds(value, REMOTE_LEASE_MAX_S).map_err(failed)?;
                     self.remote_lease_s = ConfigSetting { value, origin };
+                }
+                "reach_timeout_s" => {
+                    let value = read_seconds(value, REACH_TIMEOUT_MAX_S).map_err(failed)?;
+                    self.reach_timeout_s = ConfigSetting { value, origin };
                 }
                 "orphan_busy_s" => {
                     let value = read_seconds(value, ORPHAN_MAX_S).map_err(failed)?;

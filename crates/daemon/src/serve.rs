@@ -125,6 +125,7 @@ async fn run(
     let halt = Daemon::read_halt(&journal).await?;
     let timeouts = WorkerTimeouts {
         lease: Duration::from_secs(config.remote_lease_s.value),
+        reach: Duration::from_secs(config.reach_timeout_s.value),
         orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
         orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
     };

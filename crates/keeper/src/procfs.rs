@@ -127,6 +127,17 @@ pub fn find_marked(mark: &str) -> Vec<ProcessIdentity> {
     found
 }
 
+/// The living processes of our own user that were started as this part of our program; see [`is_started_as`].
+pub fn find_started_as(part: &str) -> Vec<ProcessIdentity> {
+    own_pids().filter(|pid| is_started_as(*pid, part)).filter_map(ProcessIdentity::find).collect()
+}
+
+/// The living processes of our own user whose mark matches, each with its mark.
+pub fn find_marks(matches: impl Fn(&str) -> bool) -> Vec<(ProcessIdentity, String)> {
+    let marked = own_pids().filter_map(|pid| Some((pid, mark_of(pid).filter(|mark| matches(mark))?)));
+    marked.filter_map(|(pid, mark)| Some((ProcessIdentity::find(pid)?, mark))).collect()
+}
+
 /// The mark that a process was started with.
 pub fn mark_of(pid: u32) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
@@ -433,6 +444,12 @@ fn pids() -> impl Iterator<Item = u32> {
     numbers_in("/proc")
 }
 
+/// The pids of the processes of our own user.
+fn own_pids() -> impl Iterator<Item = u32> {
+    let uid = rustix::process::geteuid().as_raw();
+    pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|metadata| metadata.uid() == uid))
+}
+
 /// The entries of a directory that are numbers.
 fn numbers_in(directory: &str) -> impl Iterator<Item = u32> {
     let entries = fs::read_dir(directory).into_iter().flatten();
@@ -494,6 +511,9 @@ mod tests {
         assert_eq!(name(pid).as_deref(), Some("sleep"));
         assert!(find_marked("of-the-sleeper").contains(&process));
         assert!(find_marked("of-the").is_empty());
+        let with_mark = (process.clone(), "of-the-sleeper".to_owned());
+        assert!(find_marks(|mark| mark.starts_with("of-the-")).contains(&with_mark));
+        assert!(find_started_as("1000").contains(&process) && !find_started_as("sleep").contains(&process));
         kill_and_reap(child);
         assert!(!is_alive(&process) && start_ticks(pid).is_none());
     }

@@ -38,7 +38,7 @@ pub mod terminal_handshake;
 mod update_window;
 mod worker_endpoint;
 
-pub use agent_link::{AgentLink, LinkEvent, LinkOptions, WorkerConnector, WorkerUnreachable};
+pub use agent_link::{AgentLink, LinkEvent, LinkOptions, WorkerConnector, WorkerEnding, WorkerUnreachable};
 pub use executor::{
     Executor, PlainApproval, RunAssignment, RunError, RunHandle, RunStopped, TurnOutcome, TurnUpdate,
 };

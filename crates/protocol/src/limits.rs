@@ -107,6 +107,9 @@ pub const PING_S: u64 = 5;
 pub const ORPHAN_BUSY_S: u64 = 24 * 3600;
 /// How long a worker keeps an agent that is not in a turn while there is no daemon.
 pub const ORPHAN_IDLE_S: u64 = 600;
+/// How long a daemon tries to reach a worker that lives but does not answer, unless `reach_timeout_s` is set. Then the
+/// worker is ended, and its run is interrupted.
+pub const REACH_TIMEOUT_S: u64 = 60;
 /// How long a worker's record is valid without renewal.
 pub const LEASE_S: u64 = 60;
 /// How long a daemon waits for a joined worker that has gone silent. Then the worker's sessions count as lost.

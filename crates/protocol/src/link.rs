@@ -314,6 +314,9 @@ pub enum AgentExitReason {
     Failed(RunError),
     /// The agent was lost with its worker or machine. How far its turn came is unknown.
     Lost,
+    /// The agent's worker could not be reached any more, and the daemon has given it up. How far its turn came is
+    /// unknown; the error says what happened. Only the daemon's side of a link reports this.
+    Unreachable(RunError),
     /// The agent was stopped because nothing needed it any more.
     Stopped,
 }

@@ -196,7 +196,7 @@ impl ExecutorRun {
                             }
                         }
                     }
-                    LocalLinkEvent::Gone(AgentExitReason::Failed(error)) => return TurnOutcome::failed(error),
+                    LocalLinkEvent::Gone(AgentExitReason::Failed(error) | AgentExitReason::Unreachable(error)) => return TurnOutcome::failed(error),
                     LocalLinkEvent::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => return TurnOutcome::of(TurnStopReason::Cancelled),
                 },
                 Some((ask, answer)) = approvals.next() => self.send_answer(ask, answer),

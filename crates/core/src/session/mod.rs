@@ -63,7 +63,8 @@ pub enum AgentAvailability {
         /// The agent accepts steers during a turn.
         steerable: bool,
     },
-    /// The connection is broken and being re-established; the agent may still be alive.
+    /// The connection is broken and being re-established; the agent may still be alive. The link ends this state: it
+    /// reattaches, or gives the worker up after a time limit and reports it as gone.
     Lost,
 }
 

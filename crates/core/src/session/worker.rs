@@ -109,6 +109,7 @@ impl SessionStepBuilder<'_> {
         let (reason, error) = match &exit {
             AgentExitReason::Stopped => (WorkerExitReason::Stopped, None),
             AgentExitReason::Lost => (WorkerExitReason::Lost, None),
+            AgentExitReason::Unreachable(error) => (WorkerExitReason::Lost, Some(error.clone())),
             AgentExitReason::Failed(error) => (WorkerExitReason::Failed, Some(error.clone())),
         };
         let was_needed = self.worker_stopping_since.is_none();
@@ -122,6 +123,9 @@ impl SessionStepBuilder<'_> {
             | (None, Some(run), AgentExitReason::Failed(error)) => Some((run, RunEnding::failed(error))),
             (Some(run), _, AgentExitReason::Lost | AgentExitReason::Stopped) => {
                 Some((run, RunEnding::of(FinishReason::Interrupted)))
+            }
+            (Some(run), _, AgentExitReason::Unreachable(error)) => {
+                Some((run, RunEnding { error: Some(error), ..RunEnding::of(FinishReason::Interrupted) }))
             }
             (None, ..) => None,
         };

@@ -464,7 +464,17 @@ impl SessionActor {
             LinkEvent::Gone(gone) => {
                 // A worker that a previous daemon wanted but never started did not crash.
                 let never_started = self.agent.was_never_reached() && self.state.current_turn().is_none();
-                let gone = if never_started { AgentExitReason::Stopped } else { gone };
+                let gone = match gone {
+                    AgentExitReason::Lost if never_started => AgentExitReason::Stopped,
+                    // Another worker would not fare better, and the run would wait for one after the other.
+                    AgentExitReason::Unreachable(error) if self.agent.is_starting() => {
+                        AgentExitReason::Failed(error)
+                    }
+                    gone => gone,
+                };
+                if let AgentExitReason::Unreachable(_) = &gone {
+                    self.daemon.workers.revoke_session_token(&self.session.id);
+                }
                 self.agent.clear_link();
                 // The preparation was for this worker; the next worker starts a new one.
                 self.preparation = None;

@@ -132,6 +132,7 @@ impl WorkerUnderTest {
             worker: spec.worker.clone(),
             secret: secret(),
             journalled: UpdateNumber(journalled),
+            reach_timeout: Duration::from_secs(60),
             software: "test".to_owned(),
             start,
         };
@@ -206,7 +207,9 @@ impl WorkerConnector for TestWorkerRoute {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
         let stream = match record::connect_to_worker(&self.dir, &self.id).await {
             Ok(stream) => stream,
-            Err(_) if is_worker_alive(&self.dir, &self.id) => return Err(WorkerUnreachable::RetryLater),
+            Err(error) if is_worker_alive(&self.dir, &self.id) => {
+                return Err(WorkerUnreachable::RetryLater(error.to_string()));
+            }
             Err(_) => return Err(WorkerUnreachable::Dead),
         };
         let upgrade = ClientUpgrade {
@@ -218,7 +221,8 @@ impl WorkerConnector for TestWorkerRoute {
         let stream: Box<dyn ByteStream> = Box::new(stream);
         match Socket::connect(stream, &upgrade).await {
             Ok((socket, true)) => Ok(socket),
-            _ => Err(WorkerUnreachable::RetryLater),
+            Ok((_, false)) => Err(WorkerUnreachable::RetryLater("another protocol".to_owned())),
+            Err(error) => Err(WorkerUnreachable::RetryLater(error.to_string())),
         }
     }
 
