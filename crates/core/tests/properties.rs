@@ -40,6 +40,7 @@ const PLENTY: ActionBudget = ActionBudget {
     late: 4,
     asks: 4,
     says: 12,
+    leaves: 4,
 };
 
 #[test]

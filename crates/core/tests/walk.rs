@@ -141,6 +141,22 @@ fn no_order_with_too_few_slots_and_an_idle_agent_breaks_the_contract() {
 }
 
 #[test]
+fn no_order_lets_a_cancelled_run_leave_a_process_and_deny_it() {
+    let budget = ActionBudget {
+        prompts: 2,
+        cancels: 1,
+        single_cancels: 1,
+        leaves: 2,
+        breaks: 1,
+        crashes: 1,
+        vanishes: 1,
+        closes: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk("cancel at the end of a turn", budget);
+}
+
+#[test]
 fn no_order_of_crashes_starts_a_worker_too_many() {
     let budget = ActionBudget {
         prompts: 4,

@@ -13,11 +13,12 @@ use qd_core::session::{
 };
 use qd_protocol::api::SessionStatus;
 use qd_protocol::event::{
-    AskAnswer, AskKind, EventBody, PermissionDecision, QueueReason, RunError, SessionLimits, WorkerExitReason,
+    AskAnswer, AskKind, EventBody, PermissionDecision, QueueReason, RunError, RunStopCause, SessionLimits,
+    WorkerExitReason,
 };
 use qd_protocol::limits::KILL_S;
-use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnStopReason};
-use qd_protocol::{AskId, EventNumber, FinishReason, Millis, WorkerId};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome, TurnStopReason};
+use qd_protocol::{AskId, EventNumber, FinishReason, Millis, RunId, WorkerId};
 
 const READY: AgentAvailability = AgentAvailability::Ready { steerable: true };
 
@@ -383,4 +384,53 @@ fn time_while_the_worker_is_disconnected_is_counted_by_the_worker() {
         Some(Millis(105_000)),
         "the wait for a person is kept as well"
     );
+}
+
+/// The end of a run's turn that has left processes running.
+fn end_leaving(run: &str) -> AgentUpdate {
+    let outcome = TurnOutcome { leaves_processes: true, ..TurnOutcome::of(TurnStopReason::EndTurn) };
+    AgentUpdate::TurnEnded { run: RunId::parse(run).unwrap(), outcome }
+}
+
+#[test]
+fn a_stop_that_meets_the_end_of_a_turn_waits_until_what_the_turn_left_is_ended() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    let a = RunId::parse("a").unwrap();
+    harness.command(SessionCommand::Cancel { run: Some(a), by: RunStopCause::User, reason: None });
+    let met = harness.receive(end_leaving("a"));
+    assert_eq!((kinds(&met), met.effects.as_slice()), (vec![], [].as_slice()));
+
+    // A worker that was lost meanwhile gets the cancel again, because it may not have received it.
+    let (applied, run_time_ms) = (EventNumber(0), None);
+    let attached = harness.input(SessionInput::WorkerAttached { applied, reattached: true, run_time_ms });
+    assert!(attached.effects.iter().any(|effect| matches!(effect, SessionEffect::CancelTurn { .. })));
+
+    let ended = harness.end("a", TurnStopReason::EndTurn);
+    assert_eq!(finishes(&ended), [("a".to_owned(), FinishReason::Cancelled)]);
+    assert_eq!(started(&ended).as_deref(), Some("b"), "the queue goes on");
+    let left = harness.receive(end_leaving("b"));
+    assert_eq!(finishes(&left), [("b".to_owned(), FinishReason::EndTurn)], "without a stop nothing waits");
+}
+
+#[test]
+fn a_killed_turn_that_is_given_up_names_the_worker_that_did_not_report() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.cancel();
+    harness.receive(end_leaving("a"));
+    let mut last = Vec::new();
+    while let Some(at) = deadline(&harness.state, READY).filter(|_| harness.state.is_busy()) {
+        harness.context.now = at;
+        last = harness.input(SessionInput::Tick).events;
+    }
+    let finished = last.iter().find_map(|event| match &event.body {
+        EventBody::RunFinished(finished) => Some(finished),
+        _ => None,
+    });
+    let processes = &finished.unwrap().processes;
+    assert_eq!((processes.survivors, processes.surviving.len()), (1, 1));
+    let worker = harness.state.worker.as_ref().unwrap();
+    assert!(processes.surviving[0].name.contains(worker.as_str()), "{processes:?}");
 }

@@ -80,7 +80,8 @@ impl Executor for AgentExecutor {
                 let pid = agent_processes.keeper().pid();
                 AgentProcesses::close(agent_processes).await;
                 self.keepers.lock().await.remove(&pid);
-                outcome
+                // Nothing is left that a late cancel could end.
+                TurnOutcome { leaves_processes: false, ..outcome }
             }
             (Err(KeeperLostError), agent_processes) => {
                 if let Some(agent_processes) = agent_processes {

@@ -232,7 +232,13 @@ impl SessionStepBuilder<'_> {
     fn handle_turn_end(&mut self, run: &RunId, outcome: TurnOutcome) {
         let turn = self.current_turn().filter(|(turn, _)| turn.id == *run);
         let Some(stopping) = turn.map(|(_, started)| started.stop.is_some()) else { return };
-        let TurnOutcome { stop, text, error, processes, transcript, agent_ends } = outcome;
+        let TurnOutcome { stop, text, error, processes, transcript, agent_ends, leaves_processes } = outcome;
+        if stopping && leaves_processes {
+            // The stop met the end of the turn, and the worker had not received it yet. When it does, it ends what the
+            // turn left running and reports the end again. No event is emitted, so the state shows a running turn until
+            // then: the stop is resent to a reattached worker, and followed by a kill if nothing is reported.
+            return;
+        }
         if agent_ends {
             // The agent still runs for a moment, but must not get the next prompt.
             self.context.agent = AgentAvailability::Starting;

@@ -4,7 +4,7 @@
 
 use qd_protocol::Millis;
 use qd_protocol::event::{
-    EmptyEventData, EventBody, ProcessCleanup, RunStopCause, SessionLimits, SessionUpdated,
+    EmptyEventData, EventBody, ProcessCleanup, RunStopCause, SessionLimits, SessionUpdated, SurvivingProcess,
 };
 use qd_protocol::limits::{CANCEL_GRACE_S, KILL_S};
 
@@ -87,7 +87,10 @@ impl SessionStepBuilder<'_> {
                 // This worker did not let go of a killed turn, so it never gets another one. The event tells later
                 // daemons too.
                 self.emit_update(SessionUpdated { stops_agent: true, ..Default::default() });
-                let processes = ProcessCleanup { killed: 0, survivors: 1 };
+                let worker = self.worker.as_ref().map_or("its worker", |worker| worker.as_str());
+                let name = format!("unknown: {worker} did not report in time");
+                let surviving = vec![SurvivingProcess { pid: None, name }];
+                let processes = ProcessCleanup { killed: 0, survivors: 1, surviving };
                 self.finish_run_with(&run, RunEnding { processes, ..RunEnding::of(reason) });
                 self.advance();
             }

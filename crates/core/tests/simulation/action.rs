@@ -67,5 +67,5 @@ macro_rules! budget {
 
 budget! {
     prompts cancels single_cancels steers answers removes clears halts fills policies forgives closes spawns suspends
-    deaths vanishes rests breaks crashes late asks says
+    deaths vanishes rests breaks crashes late asks says leaves
 }

@@ -436,6 +436,15 @@ impl SimulatedSession {
                 let busy = resumed.children.iter().any(|child| self.children.is_busy(&child.session_id));
                 assert!(!busy, "resumed while a session that it waits for is busy");
             }
+            if let (EventBody::RunFinished(finished), Some(run)) = (&event.body, &event.run) {
+                assert!(
+                    finished.finish_reason != FinishReason::Cancelled
+                        || finished.processes.survivors > 0
+                        || !self.worker.has_left(run),
+                    "{run} was cancelled and says that no process of it survives, but one does"
+                );
+                self.worker.forget_left(run);
+            }
         }
         let commits = !result.events.is_empty();
         if self.keeps_journal {

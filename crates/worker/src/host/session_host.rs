@@ -8,14 +8,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_keeper::{KeeperHandle, end_orphans};
+use qd_keeper::{KeeperHandle, SweepResult, end_orphans};
 use qd_link::{
     FileSpool, LifecycleRequest, NumberedUpdate, WorkerEndpoint, WorkerEndpointStatus, host_agent_with_filter,
 };
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
-use qd_protocol::link::{AgentExitReason, AgentUpdate};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome};
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerHostState;
 use crate::agent::{AgentContext, AgentControl, run_agent};
 use crate::agent_kind::{AgentKind, own_program};
-use crate::agent_processes::{AgentProcesses, KeeperLostError};
+use crate::agent_processes::{AgentProcesses, KeeperLostError, process_cleanup};
 use crate::redact::{Redactor, SecretMatcher};
 use crate::terminal_window::TerminalWindow;
 
@@ -247,26 +247,45 @@ impl SessionHost {
     /// Ends the agent and its processes, and reports `Gone` unless that was reported before.
     async fn end_session(mut self, exit: SessionHostExit) {
         self.endpoint.remove_agent().await;
-        let swept = match self.agent_processes.take() {
+        let lost = match self.agent_processes.take() {
             Some(processes) => self.end_agent_processes(processes, exit).await,
-            None => Ok(()),
+            None => None,
         };
         if exit == SessionHostExit::AgentGone {
             return;
         }
-        let gone = match swept {
-            Ok(()) => AgentExitReason::Stopped,
-            Err(gone) => AgentExitReason::Failed(gone.into()),
+        let gone = match lost {
+            None => AgentExitReason::Stopped,
+            Some(swept) => self.report_lost_keeper(swept).await,
         };
         self.endpoint.send(AgentUpdate::Gone(gone)).await;
     }
 
-    /// Ends the agent's processes through the keeper, or directly if the keeper is lost.
+    /// Why the agent is gone if its keeper was lost. If processes of a turn survived, its end is reported apart, because
+    /// `Gone` could not name them; the error then belongs to that turn alone.
+    async fn report_lost_keeper(&self, swept: SweepResult) -> AgentExitReason {
+        let error = RunError::from(KeeperLostError);
+        let run = self.endpoint.watch_status().borrow().run.clone();
+        match run {
+            Some(run) if !swept.survivors.is_empty() => {
+                let outcome = TurnOutcome {
+                    processes: process_cleanup(swept),
+                    agent_ends: true,
+                    ..TurnOutcome::failed(error)
+                };
+                self.endpoint.send(AgentUpdate::TurnEnded { run, outcome }).await;
+                AgentExitReason::Lost
+            }
+            _ => AgentExitReason::Failed(error),
+        }
+    }
+
+    /// Ends the agent's processes through the keeper. If the keeper is lost, ends them directly and returns the result.
     async fn end_agent_processes(
         &self,
         processes: Arc<AgentProcesses>,
         exit: SessionHostExit,
-    ) -> Result<(), KeeperLostError> {
+    ) -> Option<SweepResult> {
         let keeper = processes.keeper();
         let swept = match exit {
             SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::Abandoned => {
@@ -275,14 +294,15 @@ impl SessionHost {
             SessionHostExit::KeeperLost => Err(KeeperLostError),
         };
         let mut keepers = self.host.keepers.lock().await;
+        let mut lost = None;
         if swept.is_err() {
             // The kernel hands the keeper's children to us only once the keeper is dead.
             keeper.wait_until_lost().await;
             let others: Vec<u32> = keepers.iter().copied().filter(|other| *other != keeper.pid()).collect();
-            end_orphans(&others, CLOSE_GRACE).await;
+            lost = Some(end_orphans(&others, CLOSE_GRACE).await);
         }
         keepers.remove(&keeper.pid());
-        swept
+        lost
     }
 }
 
