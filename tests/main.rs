@@ -56,6 +56,7 @@ mod workers_restart;
 mod workers_secrets;
 mod workers_slots;
 mod workers_stale_records;
+mod workers_stopped;
 mod workers_suspend;
 mod workers_url;
 mod workers_versions;

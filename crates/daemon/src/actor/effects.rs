@@ -52,7 +52,11 @@ impl SessionActor {
             SessionEffect::CancelTurn { number, run } => {
                 self.agent.send(AgentCommand::Cancel { number, run })
             }
-            SessionEffect::KillTurn { number, run } => self.agent.send(AgentCommand::Kill { number, run }),
+            SessionEffect::KillTurn { number, run } => {
+                // A stopped worker would not even receive this.
+                self.daemon.workers.resume(&self.session.id);
+                self.agent.send(AgentCommand::Kill { number, run });
+            }
             SessionEffect::SendAnswer { number, ask, reply } => {
                 self.agent.send(AgentCommand::Answer { number, ask, answer: reply })
             }

@@ -127,6 +127,12 @@ impl LocalHosts {
         self.signal_hosts(|id| id == worker.as_str(), Signal::KILL);
     }
 
+    /// Lets a worker's process continue, in case somebody stopped it.
+    pub(super) fn resume(&self, worker: &WorkerId) {
+        let host = self.host_of(worker);
+        self.signal_hosts(|id| id == host, Signal::CONT);
+    }
+
     /// Ends the shared processes. Call it once no session needs them.
     pub(super) fn end_shared(&self) {
         self.signal_hosts(|id| id.starts_with(SHARED_PREFIX), Signal::TERM);

@@ -325,6 +325,14 @@ impl Workers {
         }
     }
 
+    /// Lets the session's worker continue, in case somebody stopped it. Does nothing on other machines.
+    pub(crate) fn resume(&self, session: &SessionId) {
+        let live = self.lock().get(session).cloned();
+        if let Some(live) = live.filter(|live| !live.is_remote) {
+            self.hosts.resume(&live.worker);
+        }
+    }
+
     /// Ends the processes that several agents shared. Call it once no agent is left.
     pub(crate) fn end_shared(&self) {
         self.hosts.end_shared();
