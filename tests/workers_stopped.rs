@@ -178,6 +178,35 @@ async fn an_agent_is_started_through_a_keeper_that_was_stopped() {
 }
 
 #[tokio::test]
+async fn a_keeper_that_dies_before_it_has_started_the_agent_ends_the_run_and_leaves_nothing() {
+    let home = TestHome::new();
+    home.configure("idle_s = 1\n");
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let session = daemon.session_with(remembering(&daemon)).await;
+    let server = session.run_script(&[spawn_detached(&["sleep", "600"])]).await;
+    let keeper = keeper_of(&session).await;
+    poll_until("the idle agent to be stopped", async || {
+        daemon.home.processes_with_role("__script").is_empty().then_some(())
+    })
+    .await;
+    stop(&keeper).await;
+    let run = session.prompt_script(&[spawn_detached(&["sleep", "601"]), say("started")]).await;
+    signal(keeper.pid, Signal::KILL);
+    // The worker may notice before it has received the prompt; then another worker serves it.
+    let ended = session.wait(&run).await;
+    match ended["finish_reason"].as_str() {
+        Some("end_turn") => assert!(ended["text"].as_str().unwrap().ends_with("started"), "{ended}"),
+        _ => assert_eq!(ended["error"]["code"], "keeper_lost", "{ended} after {server}"),
+    }
+    let has_survived = |one: &ObservedProcess| one.args.contains(&"600".to_owned());
+    assert!(!agents_children(&daemon).iter().any(has_survived), "what the lost keeper held is gone");
+    assert_eq!(session.run_script(&[say("fine")]).await["text"], "fine");
+    session.close().await;
+    session.wait_for_event("its end", |event| event.kind == "session.closed").await;
+    assert_eq!(daemon.home.agent_processes(), []);
+}
+
+#[tokio::test]
 async fn a_session_closes_although_its_keeper_is_stopped() {
     let daemon = TestDaemon::start().await;
     let (session, keeper) = session_with_keeper(&daemon).await;
