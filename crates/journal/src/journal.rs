@@ -17,7 +17,9 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
 use crate::blobs::{BlobFile, BlobStore};
+use crate::check::JournalCheck;
 use crate::checkpoint::{Checkpointer, checkpoint};
+use crate::database_file;
 use crate::error::{AppendError, JournalOpenError, JournalReadError};
 use crate::event::{EventDraft, NewEvent, SessionKey, WorkspaceKey};
 use crate::faults::FaultInjector;
@@ -100,7 +102,7 @@ struct JournalThreads {
 
 impl Journal {
     /// Takes the home's lock, migrates the database to the newest schema and starts the threads. Creates missing
-    /// directories and files.
+    /// directories and files, but no journal in a home that has had one.
     pub fn open(home: &Path, options: JournalOptions) -> Result<Self, JournalOpenError> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -108,6 +110,7 @@ impl Journal {
             .create(home)
             .map_err(JournalOpenError::io("create the home"))?;
         let lock = HomeLock::acquire(home)?;
+        database_file::ensure_journal(home)?;
         let reserve = DiskReserve::open(home, options.reserve_retry)?;
         let db = schema::open_writer(home)?;
         let checkpoint_db = schema::open_checkpointer(home)?;
@@ -384,6 +387,13 @@ impl Journal {
     /// Counters for operators.
     pub fn stats(&self) -> &JournalStats {
         &self.inner.stats
+    }
+
+    /// Begins a check of every row, which the caller carries out step by step.
+    pub async fn begin_check(&self) -> Result<JournalCheck, JournalReadError> {
+        let home = self.inner.home.clone();
+        let opened = tokio::task::spawn_blocking(move || JournalCheck::open(&home)).await;
+        opened.unwrap_or_else(|failure| Err(JournalReadError::Io(failure.to_string())))
     }
 
     /// Runs SQLite's quick check and returns the problems found; empty if the file is sound.

@@ -9,12 +9,14 @@
 //!   disk space held back for a full disk. `checkpoint`: how SQLite's log is moved into the database file.
 //! - `ring` and [`subscription`]: how events reach subscribers.
 //! - [`read`] and [`lists`]: how events and rows are read back.
-//! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted.
-//! - `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
+//! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted. `check`: finds damage.
+//! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
 //! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
 
 pub mod blobs;
+mod check;
 mod checkpoint;
+mod database_file;
 pub mod error;
 pub mod event;
 pub mod faults;
@@ -37,6 +39,8 @@ mod writer;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use blobs::{BlobFile, BlobStore};
+pub use check::JournalCheck;
+pub use database_file::inspect_journal;
 pub use error::{AppendError, BlobError, JournalOpenError, JournalReadError};
 pub use event::{EventScope, NewEvent, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey};
 pub use journal::{AppendRequest, Journal, JournalOptions};

@@ -12,6 +12,7 @@ use qd_protocol::{Millis, Seq};
 use rusqlite::{Connection, Statement, params};
 
 use crate::checkpoint::Checkpointer;
+use crate::database_file::inspect_journal;
 use crate::error::AppendError;
 use crate::event::PublishedEvent;
 use crate::faults::{FaultInjector, WriterStep};
@@ -60,7 +61,8 @@ impl JournalWriter {
                     tracing::error!(%error, "the journal's writer could not prepare its SQL statements");
                     self.refuse_batch(&error.into())
                 }),
-                None => match schema::open_writer(&self.home) {
+                // Inspected again: SQLite would take a file that was emptied meanwhile for a new database.
+                None => match inspect_journal(&self.home).and_then(|()| schema::open_writer(&self.home)) {
                     Ok(opened) => {
                         db = Some(opened);
                         continue;

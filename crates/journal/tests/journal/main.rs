@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what makes a test fail should show where it did")]
 
 mod appends;
+mod check;
 mod crash;
 mod fixture;
 mod lists;
