@@ -22,6 +22,7 @@ mod halt;
 mod http;
 mod http_lists;
 mod idempotency;
+mod journal_damage;
 mod large_content;
 mod lifecycle;
 mod limits;

@@ -23,6 +23,7 @@ use crate::budget::SpentBudgets;
 use crate::config::DaemonConfig;
 use crate::fleets::FleetActorMessage;
 use crate::home::DaemonHome;
+use crate::journal_check::JournalChecks;
 use crate::keyed_locks::KeyedLocks;
 use crate::metrics::DaemonMetrics;
 use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
@@ -50,6 +51,8 @@ pub(crate) struct Daemon {
     /// Which sessions and fleets have spent their budget.
     pub(crate) budgets: SpentBudgets,
     pub(crate) metrics: DaemonMetrics,
+    /// What the checks of the journal have found.
+    pub(crate) journal_checks: JournalChecks,
     /// How long an idle agent is kept before it is stopped.
     pub(crate) idle_timeout: Duration,
     /// The policy of sessions that do not set one.
@@ -118,6 +121,7 @@ impl Daemon {
             key_locks: KeyedLocks::default(),
             budgets: SpentBudgets::default(),
             metrics: DaemonMetrics::default(),
+            journal_checks: JournalChecks::default(),
             idle_timeout: Duration::from_secs(config.idle_s.value),
             default_policy: config.policy.value.clone(),
             default_mcp: config.mcp.value,

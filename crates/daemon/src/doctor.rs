@@ -6,6 +6,7 @@ use std::path::Path;
 use qd_core::fleet;
 use qd_core::rows::apply_event;
 use qd_core::session::SessionState;
+pub use qd_journal::inspect_journal;
 use qd_journal::{RebuildError, RowChange, SessionKey, StoredEvent, WorkspaceRow};
 use qd_protocol::api::{HaltStatus, Workspace};
 use qd_protocol::event::EventBody;

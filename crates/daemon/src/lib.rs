@@ -14,7 +14,7 @@
 //! - `agents`: the agents that this machine can start.
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
 //! - [`home`], [`config`]: the files beside the journal, and the user's settings.
-//! - [`doctor`]: rebuilds the list rows from events.
+//! - [`doctor`]: rebuilds the list rows from events. `journal_check`: looks for damage in the journal.
 //! - `metrics`: counters for operators.
 //! - `keyed_locks`, `random`, `sync`: locks by name, randomness, and the locks of `registry`.
 //! - `serve`: starts, runs and stops the whole daemon.
@@ -30,6 +30,7 @@ mod fleets;
 mod halt;
 pub mod home;
 mod http;
+mod journal_check;
 mod keyed_locks;
 mod mail;
 mod maildir;

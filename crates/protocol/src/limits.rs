@@ -121,6 +121,10 @@ pub const STOP_S: u64 = 5;
 pub const IDEMPOTENCY_S: u64 = 24 * 3600;
 /// Characters of an `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY_MAX: usize = 255;
+/// Time from the start of the daemon to its first check of the journal for damage.
+pub const JOURNAL_CHECK_DELAY_S: u64 = 600;
+/// Time between two checks of the journal for damage.
+pub const JOURNAL_CHECK_INTERVAL_S: u64 = 24 * 3600;
 /// One git command. A checkout of a large repository on a slow disk takes minutes; anything longer is a hang.
 pub const GIT_S: u64 = 300;
 /// One line of a project's `setup` or `teardown`. A cold install of dependencies must fit.
