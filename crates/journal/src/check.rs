@@ -47,7 +47,7 @@ enum TableShape {
 }
 
 /// In the order of the check: the events come before the index, which says whose events a damaged place holds.
-const TABLES: [CheckedTable; 14] = [
+const TABLES: [CheckedTable; 15] = [
     CheckedTable { name: "events", shape: TableShape::Rows { json: Some("data") }, derived: false },
     CheckedTable { name: "session_events", shape: TableShape::SessionIndex, derived: true },
     CheckedTable { name: "session_names", shape: TableShape::Rows { json: None }, derived: false },
@@ -61,6 +61,7 @@ const TABLES: [CheckedTable; 14] = [
     CheckedTable { name: "asks", shape: TableShape::Rows { json: Some("doc") }, derived: true },
     CheckedTable { name: "fleets", shape: TableShape::Rows { json: Some("doc") }, derived: true },
     CheckedTable { name: "mail", shape: TableShape::Rows { json: None }, derived: true },
+    CheckedTable { name: "merged_through", shape: TableShape::Rows { json: None }, derived: true },
     CheckedTable { name: "snapshots", shape: TableShape::Rows { json: Some("state") }, derived: true },
 ];
 

@@ -30,6 +30,7 @@ use crate::lists::{
 };
 use crate::lock::HomeLock;
 use crate::lock_ignoring_poison;
+use crate::merge::{self, MergePosition, MergeSavings};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
 use crate::read::{self, JournalPage, PAGE_BYTES, ReaderPool, SessionEventPage, SessionHistory};
 use crate::reserve::DiskReserve;
@@ -88,6 +89,8 @@ struct JournalInner {
     blobs: BlobStore,
     next_session: AtomicI64,
     next_workspace: AtomicI64,
+    /// Held from the plan of a merge to its end, because a plan is made from what the last one left.
+    merging: tokio::sync::Mutex<()>,
     /// Absent once the journal is closed.
     running: Mutex<Option<JournalThreads>>,
 }
@@ -148,6 +151,7 @@ impl Journal {
             blobs,
             next_session: AtomicI64::new(highest.session + 1),
             next_workspace: AtomicI64::new(highest.workspace + 1),
+            merging: tokio::sync::Mutex::default(),
             running: Mutex::new(Some(JournalThreads { writer, checkpointer, lock })),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -452,6 +456,40 @@ impl Journal {
             .await?;
         old.retain(|file| !referenced.contains(&file.blob.sha256));
         Ok(old)
+    }
+
+    /// Merges streamed text of finished runs from before `before`: at most one transaction of a few hundred events.
+    /// Returns the position to continue at; nothing at the end.
+    pub async fn merge_some(
+        &self,
+        position: MergePosition,
+        before: Millis,
+    ) -> Result<(MergeSavings, Option<MergePosition>), AppendError> {
+        let _turn = self.inner.merging.lock().await;
+        let planned = self.read(move |db| merge::plan_next(db, position, before)).await;
+        let (plan, next) = planned.map_err(|error| match error {
+            JournalReadError::Stopped => AppendError::Stopped,
+            error => AppendError::Io(error.to_string()),
+        })?;
+        let Some(plan) = plan else { return Ok((MergeSavings::default(), next)) };
+        let savings = plan.savings();
+        let (reply, merged) = oneshot::channel();
+        self.inner.queue.put(WriterTask::Merge { plan: Box::new(plan), reply }).await?;
+        let merged = merged.await.unwrap_or(Err(AppendError::Stopped))?;
+        Ok((if merged { savings } else { MergeSavings::default() }, next))
+    }
+
+    /// What [`merge_some`](Self::merge_some) would save until its end.
+    pub async fn mergeable(&self, before: Millis) -> Result<MergeSavings, JournalReadError> {
+        let (mut total, mut next) = (MergeSavings::default(), Some(MergePosition::default()));
+        while let Some(position) = next {
+            let plan;
+            (plan, next) = self.read(move |db| merge::plan_next(db, position, before)).await?;
+            let savings = plan.map(|plan| plan.savings()).unwrap_or_default();
+            total.events += savings.events;
+            total.bytes += savings.bytes;
+        }
+        Ok(total)
     }
 
     /// Returns at most this many free pages to the file system, and reports how many it returned. The writer does this

@@ -10,6 +10,7 @@
 //! - `ring` and [`subscription`]: how events reach subscribers.
 //! - [`read`] and [`lists`]: how events and rows are read back.
 //! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted. `check`: finds damage.
+//!   `merge`: merges streamed text that is long finished.
 //! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
 //! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
 
@@ -25,6 +26,7 @@ mod index;
 mod journal;
 pub mod lists;
 mod lock;
+mod merge;
 mod queue;
 pub mod read;
 pub mod rebuild;
@@ -47,6 +49,7 @@ pub use journal::{AppendRequest, Journal, JournalOptions};
 pub use lists::{
     AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
 };
+pub use merge::{MergePosition, MergeSavings};
 pub use queue::{AppendReceipt, IdempotencyRecord};
 pub use read::{JournalPage, SessionEventPage, SessionHistory};
 pub use rebuild::{RebuildError, rebuild};

@@ -28,7 +28,7 @@ const STATEMENT_CACHE_SIZE: usize = 64;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Each entry migrates the schema by one version. The version is the number of applied migrations.
-const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL];
+const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL, MERGED];
 
 /// `events` and the `*_names` tables are the source of truth, `counters` never decrease, and `remembered` (responses by
 /// idempotency key) stands on its own; everything else can be rebuilt from the events. `session_events` finds a
@@ -156,6 +156,14 @@ CREATE INDEX mail_by_session ON mail(session) WHERE session IS NOT NULL;
 CREATE INDEX mail_open ON mail(seq) WHERE open = 1;
 ";
 
+/// `parts` of a merged row says which events it stands for; the index finds such rows near a cursor and has no entries for
+/// others. `merged_through` is the number up to which each session was looked at.
+const MERGED: &str = "
+ALTER TABLE events ADD COLUMN parts BLOB;
+CREATE INDEX events_merged ON events(gid) WHERE parts IS NOT NULL;
+CREATE TABLE merged_through(session INTEGER PRIMARY KEY, number INTEGER NOT NULL) STRICT;
+";
+
 /// Empties what a rebuild refills. Names, counters, stored responses and `keep.` keys stay.
 pub(crate) const EMPTY_ROWS: &str = "
 DELETE FROM workspaces;
@@ -165,6 +173,7 @@ DELETE FROM runs;
 DELETE FROM asks;
 DELETE FROM mail WHERE session IS NOT NULL;
 DELETE FROM snapshots;
+DELETE FROM merged_through;
 DELETE FROM meta WHERE key NOT GLOB 'keep.*';
 ";
 

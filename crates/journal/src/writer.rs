@@ -18,6 +18,7 @@ use crate::event::PublishedEvent;
 use crate::faults::{FaultInjector, WriterStep};
 use crate::index::SessionIndex;
 use crate::lists::idempotency_cutoff;
+use crate::merge::{self, MergePlan};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
 use crate::reserve::DiskReserve;
 use crate::ring::EventHub;
@@ -86,6 +87,7 @@ impl JournalWriter {
         for task in batch {
             match task {
                 WriterTask::Append(job) => drop(job.answer.send(Err(error.clone()))),
+                WriterTask::Merge { reply, .. } => drop(reply.send(Err(error.clone()))),
                 WriterTask::Vacuum { reply: answer, .. } => drop(answer.send(Err(error.clone()))),
             }
         }
@@ -96,6 +98,7 @@ impl JournalWriter {
         let mut statements = WriterStatements::new(db)?;
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
+        let mut merges = Vec::new();
         let mut answered = 0;
         while self.queue.take(&mut batch, self.expected_batch_len(answered)) {
             answered = batch.len();
@@ -105,6 +108,7 @@ impl JournalWriter {
             for task in batch.drain(..) {
                 match task {
                     WriterTask::Append(job) => jobs.push(job),
+                    WriterTask::Merge { plan, reply } => merges.push((plan, reply)),
                     WriterTask::Vacuum { pages, reply: answer } => {
                         let freed = vacuum(db, pages);
                         self.checkpoints.mark_dirty();
@@ -114,6 +118,10 @@ impl JournalWriter {
             }
             if !jobs.is_empty() && !self.commit_batch(&mut statements, std::mem::take(&mut jobs)) {
                 return Ok(ServeEnd::StorageFailed);
+            }
+            // Appends come first, because somebody waits for them.
+            for (plan, reply) in merges.drain(..) {
+                let _ = reply.send(self.merge(db, &plan));
             }
             if self.index.is_due(self.last) {
                 self.catch_up_index(db);
@@ -131,6 +139,16 @@ impl JournalWriter {
     fn expected_batch_len(&self, answered: usize) -> usize {
         let expected = answered + self.queued_at_commit;
         expected - expected / 16
+    }
+
+    /// Carries out a plan, unless disk space is short: merging frees pages in the file but needs some in the log first.
+    fn merge(&self, db: &Connection, plan: &MergePlan) -> Result<bool, AppendError> {
+        if self.reserve.is_spent() {
+            return Err(AppendError::Full);
+        }
+        let merged = merge::carry_out(db, plan);
+        self.checkpoints.mark_dirty();
+        merged
     }
 
     fn catch_up_index(&mut self, db: &Connection) {

@@ -7,6 +7,7 @@ mod check;
 mod crash;
 mod fixture;
 mod lists;
+mod merging;
 mod replay;
 mod storage;
 mod subscriptions;
