@@ -46,6 +46,7 @@ mod security;
 mod sessions;
 mod steer;
 mod terminals;
+mod text_merging;
 mod worker_command;
 mod workers_agent_rights;
 mod workers_escapees;

@@ -21,6 +21,8 @@ use crate::home::{DaemonHome, user_directory};
 
 /// The default of `idle_s`.
 const DEFAULT_IDLE_S: u64 = 300;
+/// The default of `merge_after_s`.
+const DEFAULT_MERGE_AFTER_S: u64 = 24 * 3600;
 /// The default of `max_agents`.
 const DEFAULT_MAX_AGENTS: usize = 256;
 /// The default of `min_free_mb`.
@@ -59,6 +61,8 @@ pub struct DaemonConfig {
     pub prices: ConfigSetting<BTreeMap<String, TokenPrice>>,
     /// Whether agents get the tools of `qd mcp`, if they can take them.
     pub mcp: ConfigSetting<bool>,
+    /// How many seconds old streamed text must be before it is merged; 0 means never.
+    pub merge_after_s: ConfigSetting<u64>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: ConfigSetting<String>,
 }
@@ -127,7 +131,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "agent",
     "policy",
     "listen",
@@ -140,6 +144,7 @@ const KEYS: [&str; 13] = [
     "orphan_idle_s",
     "prices",
     "mcp",
+    "merge_after_s",
     "log",
 ];
 
@@ -180,6 +185,7 @@ impl DaemonConfig {
             entry("orphan_idle_s", &self.orphan_idle_s),
             entry("prices", &self.prices),
             entry("mcp", &self.mcp),
+            entry("merge_after_s", &self.merge_after_s),
             entry("log", &self.log),
         ]
     }
@@ -201,6 +207,7 @@ impl DaemonConfig {
             orphan_idle_s: default(ORPHAN_IDLE_S),
             prices: default(BTreeMap::new()),
             mcp: default(true),
+            merge_after_s: default(DEFAULT_MERGE_AFTER_S),
             log: default("info".to_owned()),
         }
     }
@@ -250,6 +257,9 @@ impl DaemonConfig {
                     self.prices = ConfigSetting { value: read_prices(value).map_err(failed)?, origin }
                 }
                 "mcp" => self.mcp = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
+                "merge_after_s" => {
+                    self.merge_after_s = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
+                }
                 "log" => self.log = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
                     let (path, key) = (path.to_owned(), unknown.to_owned());

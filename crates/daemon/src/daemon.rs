@@ -55,6 +55,8 @@ pub(crate) struct Daemon {
     pub(crate) journal_checks: JournalChecks,
     /// How long an idle agent is kept before it is stopped.
     pub(crate) idle_timeout: Duration,
+    /// How old streamed text must be before it is merged; zero means never.
+    pub(crate) merge_after: Duration,
     /// The policy of sessions that do not set one.
     pub(crate) default_policy: Policy,
     /// Whether agents get the tools of `qd mcp` if the session does not say.
@@ -123,6 +125,7 @@ impl Daemon {
             metrics: DaemonMetrics::default(),
             journal_checks: JournalChecks::default(),
             idle_timeout: Duration::from_secs(config.idle_s.value),
+            merge_after: Duration::from_secs(config.merge_after_s.value),
             default_policy: config.policy.value.clone(),
             default_mcp: config.mcp.value,
             started_at: Millis::now(),

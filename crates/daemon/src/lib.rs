@@ -15,6 +15,7 @@
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
 //! - [`home`], [`config`]: the files beside the journal, and the user's settings.
 //! - [`doctor`]: rebuilds the list rows from events. `journal_check`: looks for damage in the journal.
+//! - `text_merging`: merges streamed text of long ago.
 //! - `metrics`: counters for operators.
 //! - `keyed_locks`, `random`, `sync`: locks by name, randomness, and the locks of `registry`.
 //! - `serve`: starts, runs and stops the whole daemon.
@@ -40,6 +41,7 @@ mod registry;
 mod serve;
 mod sessions;
 mod sync;
+mod text_merging;
 mod user_content;
 mod workers;
 mod workspaces;

@@ -1,6 +1,6 @@
 //! Quarterdeck's durable store: events and rows in SQLite, written by one thread and read through cursors. Each append
 //! is one transaction, and nothing is published or acknowledged before it is synced. The journal does not know what an
-//! event means.
+//! event means; only `merge` knows streamed text.
 //!
 //! Layout, in reading order:
 //! - [`event`]: an event as it is appended, stored and published, and the SSE frame that clients see.

@@ -607,6 +607,15 @@ pub struct GcReport {
     pub loose_blobs: u64,
     /// Size of these files, in bytes.
     pub loose_blob_bytes: u64,
+    /// Events of streamed text that become part of another one when they are merged. Readers see no difference.
+    #[serde(default)]
+    pub mergeable_events: u64,
+    /// Size of these events, in bytes, about.
+    #[serde(default)]
+    pub mergeable_bytes: u64,
+    /// Unused space inside the journal's file, in bytes. It is reused, or given back to the disk.
+    #[serde(default)]
+    pub unused_bytes: u64,
     /// Whether the space was freed. False if it was only counted.
     pub done: bool,
     /// Bytes that were freed.

@@ -125,6 +125,10 @@ pub const IDEMPOTENCY_KEY_MAX: usize = 255;
 pub const JOURNAL_CHECK_DELAY_S: u64 = 600;
 /// Time between two checks of the journal for damage.
 pub const JOURNAL_CHECK_INTERVAL_S: u64 = 24 * 3600;
+/// Time from the start of the daemon until it first merges old streamed text.
+pub const MERGE_DELAY_S: u64 = 900;
+/// Time between two such passes.
+pub const MERGE_INTERVAL_S: u64 = 3600;
 /// One git command. A checkout of a large repository on a slow disk takes minutes; anything longer is a hang.
 pub const GIT_S: u64 = 300;
 /// One line of a project's `setup` or `teardown`. A cold install of dependencies must fit.
