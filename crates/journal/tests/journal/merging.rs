@@ -32,6 +32,7 @@ impl Dice {
         (z ^ (z >> 31)) % bound
     }
 
+    #[expect(clippy::print_stdout, reason = "the seed of a failing test is needed to repeat it")]
     fn chosen_seed() -> u64 {
         let given = std::env::var("QD_SEED").ok().map(|text| text.parse().expect("QD_SEED is a number"));
         let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
