@@ -39,7 +39,7 @@ fn run() -> RunId {
 
 fn context() -> SessionContext {
     SessionContext {
-        now: Millis(1_794_774_645_123),
+        now: Millis(1_794_774_645_123).into(),
         halted: false,
         over_budget: false,
         agent: AgentAvailability::Ready { steerable: false },

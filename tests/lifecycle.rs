@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use qd_testkit::{TestCommand, TestDaemon, TestHome, journal_rules, poll_until, script::*};
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::json;
 
 #[tokio::test]
@@ -159,10 +159,8 @@ async fn the_home_is_the_flag_then_the_variable_then_the_data_directory() {
 
 #[tokio::test]
 async fn failed_storage_is_503_and_heals() {
-    // A file size limit of zero makes every write fail without privileges. SIGXFSZ is ignored, or it would kill the
-    // daemon.
-    let daemon =
-        TestDaemon::start_with(|options| _ = options.wrapped_in(&["env", "--ignore-signal=XFSZ"])).await;
+    // A file size limit of zero makes every write fail without privileges.
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let before = session.prompt("before").await;
     session.wait(&before).await;
@@ -196,8 +194,7 @@ async fn failed_storage_is_503_and_heals() {
 
 #[tokio::test]
 async fn a_live_run_survives_a_failure_of_the_storage() {
-    let daemon =
-        TestDaemon::start_with(|options| _ = options.wrapped_in(&["env", "--ignore-signal=XFSZ"])).await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = session.prompt_script(&[question("go on?", &[]), say(" and on")]).await;
     let ask = session.wait_for_ask(&run).await;
@@ -214,4 +211,20 @@ async fn a_live_run_survives_a_failure_of_the_storage() {
     let ended = session.wait(&run).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("yes and on")));
     journal_rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn an_agent_gets_the_usual_handling_of_the_signal_for_large_files() {
+    // Even if the daemon was started with the signal ignored, as some shells and supervisors do.
+    let daemon =
+        TestDaemon::start_with(|options| _ = options.wrapped_in(&["env", "--ignore-signal=XFSZ"])).await;
+    let session = daemon.session("script").await;
+    let file = daemon.home.sibling_path("signals");
+    let line = format!("grep SigIgn /proc/self/status > {0}.new && mv {0}.new {0}", file.display());
+    session.run_script(&[spawn(&["sh", "-c", &line])]).await;
+    let ignored =
+        poll_until("the signals of the agent's process", async || std::fs::read_to_string(&file).ok()).await;
+    let mask = u64::from_str_radix(ignored.trim().trim_start_matches("SigIgn:").trim(), 16).unwrap();
+    let bit = 1 << (Signal::XFSZ.as_raw() - 1);
+    assert_eq!(mask & bit, 0, "{ignored}");
 }

@@ -159,8 +159,9 @@ async fn nothing_that_an_agent_says_is_too_large_too_deep_or_too_dear_for_the_jo
     ];
     let ended = session.run_script(&script).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("done")));
-    assert_eq!(ended["usage"]["cost_usd"], json!(1e9));
+    assert_eq!(ended["usage"]["cost_usd"], json!(0.0), "what nobody can have spent is refused");
     let events = session.events().await;
+    assert!(events.iter().any(|event| event.is_of_run(ended["id"].as_str().unwrap(), "notice.shown")));
     assert!(events.iter().all(|event| event.data.to_string().len() <= 1 << 20));
     assert_eq!(events.iter().filter(|event| event.kind == "tool.finished").count(), 2);
 }

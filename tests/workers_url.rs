@@ -3,9 +3,12 @@
 
 use std::path::Path;
 
+use futures_util::{SinkExt, StreamExt};
 use qd_testkit::{TestCommand, TestDaemon, TestHome, TestSession, journal_rules, script::*};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_tungstenite::tungstenite::Message;
 
 /// Starts a worker for this agent, and returns the agent name with which a session uses it.
 async fn worker(home: &TestHome, agent: &str) -> (TestCommand, String) {
@@ -322,5 +325,59 @@ async fn the_example_in_python_is_driven_as_it_is() {
     session.cancel().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     assert_eq!(session.wait(&session.prompt("again").await).await["text"], "AGAIN");
+    journal_rules::check(&session.events().await);
+}
+
+/// A worker that answers every run with these usage reports and ends it.
+async fn lying_worker(reports: Vec<Value>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut socket) = tokio_tungstenite::accept_async(stream).await else { continue };
+            while let Some(Ok(frame)) = socket.next().await {
+                let frame: Value =
+                    frame.to_text().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+                if frame["kind"] != "run" {
+                    continue;
+                }
+                let events = reports.iter().map(|report| json!({ "kind": "event", "event": report }));
+                let end = json!({ "kind": "terminal", "status": "completed", "result": "done" });
+                for frame in events.chain([end]) {
+                    socket.send(Message::text(frame.to_string())).await.unwrap();
+                }
+            }
+        }
+    });
+    format!("worker:ws://{address}")
+}
+
+#[tokio::test]
+async fn a_worker_that_lies_about_its_usage_is_not_believed_and_a_notice_says_so() {
+    let daemon = TestDaemon::start().await;
+    let report = |input: u64, output: u64, cost: f64| json!({ "type": "usage", "input_tokens": input, "output_tokens": output, "cost_usd": cost });
+    let reports = vec![
+        report(10, 20, 0.5),
+        report(u64::MAX, 0, 0.0),
+        report(0, 1 << 50, 0.0),
+        report(0, 0, 1e12),
+        report(0, 0, -5.0),
+        report(1, 2, 0.25),
+    ];
+    let session = daemon.session(&lying_worker(reports).await).await;
+    let run = session.prompt("x").await;
+    let ended = session.wait(&run).await;
+    assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
+    let honest = json!({ "input_tokens": 11, "output_tokens": 22, "cost_usd": 0.75 });
+    assert_eq!((&ended["usage"], &session.show().await["usage"]), (&honest, &honest));
+    let events = session.events_of(&run).await;
+    let notices: Vec<&str> = events
+        .iter()
+        .filter(|event| event.kind == "notice.shown")
+        .map(|event| event.data["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(notices.len(), 4, "{notices:#?}");
+    assert!(notices.iter().all(|text| text.contains(&run) && text.contains("refused")), "{notices:#?}");
+    assert!(notices[0].contains(&u64::MAX.to_string()), "{notices:#?}");
     journal_rules::check(&session.events().await);
 }

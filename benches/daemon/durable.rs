@@ -134,7 +134,7 @@ fn event(scope: &Arc<EventScope>, number: u64) -> AppendRequest {
     let event = NewEvent {
         scope: Arc::clone(scope),
         number: Some(EventNumber(number)),
-        ts: Millis::now(),
+        ts: Millis::now().into(),
         run: Some(RunId::from_random(&[5; 16])),
         kind: "text.delta",
         data: format!(r#"{{"text":"{text}"}}"#).into_bytes(),

@@ -16,7 +16,7 @@ use qd_journal::{
 };
 use qd_protocol::event::{EventBody, SessionCreated, WorkspaceCreated};
 use qd_protocol::link::{AgentUpdate, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber};
-use qd_protocol::{LongText, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{ClockReading, LongText, Millis, RunId, Seq, SessionId, WorkspaceId};
 use qd_testkit::TestHome;
 use serde::Serialize;
 
@@ -61,7 +61,7 @@ struct BenchWorkspace {
 
 impl BenchWorkspace {
     fn creation(&self, path: String) -> AppendRequest {
-        let now = Millis::now();
+        let now = ClockReading::from(Millis::now());
         let body =
             EventBody::WorkspaceCreated(WorkspaceCreated { path: path.clone(), name: "work".to_owned() });
         let event = NewEvent {
@@ -83,7 +83,7 @@ impl BenchWorkspace {
             path,
             name: Some("work".to_owned()),
             removed: false,
-            created_at: now,
+            created_at: now.wall,
             doc: Vec::new(),
         };
         AppendRequest {
@@ -104,7 +104,7 @@ fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mu
         session: Some((key, id.clone())),
         fleet: None,
     });
-    let now = Millis::now();
+    let now = ClockReading::from(Millis::now());
     let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
     let body = EventBody::SessionCreated(created.clone());
     let mut state = SessionState::new(id.clone(), workspace.id.clone(), created, now);
@@ -165,7 +165,7 @@ fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mu
         has_open_work: false,
         cost_usd: 0.0,
         budget_usd: None,
-        updated_at: now,
+        updated_at: now.wall,
         doc: json(&SessionDoc::of(&state)),
     }));
     for row in rows.into_values() {

@@ -20,7 +20,8 @@ use crate::verbs::worker;
 Wherever a command takes an id, the first characters of the id or the session's title work too.
 The daemon starts by itself when it is needed; `qd stop` stops it.
 
-Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 daemon unreachable, 124 timeout, 130 cancelled.")]
+Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 daemon unreachable or not answering for 10 s,
+124 timeout, 130 cancelled.")]
 pub(crate) struct CommandLine {
     #[command(flatten)]
     pub(crate) global: GlobalArgs,

@@ -3,9 +3,11 @@
 
 mod connection;
 pub(crate) mod host;
+pub(crate) mod liveness;
 pub(crate) mod stream;
 pub(crate) mod tls;
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,8 +27,10 @@ use serde::de::DeserializeOwned;
 
 use crate::daemon::DaemonRestarter;
 use crate::failure::{CliFailure, DaemonRefusal, Result, format_error_chain};
+use crate::output::CliOutput;
 use connection::DaemonHttpConnection;
 use host::DaemonHost;
+use liveness::REQUEST_PROBE_AFTER;
 
 /// How many times a request is sent when its connection breaks. Every request is safe to repeat: a POST carries an
 /// `Idempotency-Key`.
@@ -54,6 +58,12 @@ struct DaemonClientState {
     idle: Mutex<Option<DaemonHttpConnection>>,
     /// Starts a new daemon if this one dies. `None` if the host was given explicitly.
     restarter: Option<DaemonRestarter>,
+    /// Where a daemon that does not answer is reported. `None` for a client that only looks for a daemon.
+    notes: Option<CliOutput>,
+    /// Whether it was reported that the daemon does not answer, so that parallel requests report it once.
+    is_silence_noted: AtomicBool,
+    /// The pid of the daemon behind the last connection over a unix socket, or 0.
+    daemon_pid: AtomicU32,
 }
 
 /// A WebSocket on a connection upgraded from HTTP.
@@ -70,15 +80,43 @@ struct DaemonResponse {
 impl DaemonClient {
     /// Creates a client without connecting.
     pub(crate) fn new(host: DaemonHost, token: Option<String>) -> Self {
-        Self { shared: Arc::new(DaemonClientState { host, token, idle: Mutex::new(None), restarter: None }) }
+        Self {
+            shared: Arc::new(DaemonClientState {
+                host,
+                token,
+                idle: Mutex::new(None),
+                restarter: None,
+                notes: None,
+                is_silence_noted: AtomicBool::new(false),
+                daemon_pid: AtomicU32::new(0),
+            }),
+        }
+    }
+
+    /// The same client, which reports on stderr when the daemon does not answer.
+    pub(crate) fn with_notes(self, out: &CliOutput) -> Self {
+        self.rebuild(|state| state.notes = Some(out.clone()))
     }
 
     /// The same client, with a way to start a new daemon if this one dies.
     pub(crate) fn with_restarter(self, restarter: DaemonRestarter) -> Self {
-        let DaemonClientState { host, token, .. } = &*self.shared;
-        let (host, token) = (host.clone(), token.clone());
-        let idle = Mutex::new(self.lock_idle().take());
-        Self { shared: Arc::new(DaemonClientState { host, token, idle, restarter: Some(restarter) }) }
+        self.rebuild(|state| state.restarter = Some(restarter))
+    }
+
+    /// A client with a changed state and the open connection of this one, which must not have been cloned.
+    fn rebuild(self, change: impl FnOnce(&mut DaemonClientState)) -> Self {
+        let DaemonClientState { host, token, notes, daemon_pid, .. } = &*self.shared;
+        let mut state = DaemonClientState {
+            host: host.clone(),
+            token: token.clone(),
+            idle: Mutex::new(self.lock_idle().take()),
+            restarter: None,
+            notes: notes.clone(),
+            is_silence_noted: AtomicBool::new(false),
+            daemon_pid: AtomicU32::new(daemon_pid.load(Ordering::Relaxed)),
+        };
+        change(&mut state);
+        Self { shared: Arc::new(state) }
     }
 
     pub(crate) fn host(&self) -> &DaemonHost {
@@ -185,6 +223,7 @@ impl DaemonClient {
         loop {
             match self.send_once(&method, path, body.clone(), key.as_deref()).await {
                 Ok(answer) => return check_status(answer),
+                Err(failure @ CliFailure::Unresponsive(_)) => return Err(failure),
                 Err(failure) if attempts == MAX_ATTEMPTS => return Err(failure),
                 Err(_) => {}
             }
@@ -195,7 +234,20 @@ impl DaemonClient {
         }
     }
 
+    /// Sends a request once. It takes as long as the daemon needs, but fails if the daemon gives no sign of life.
     async fn send_once(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<Bytes>,
+        key: Option<&str>,
+    ) -> Result<DaemonResponse> {
+        // Boxed, because verbs hold several of these futures at once.
+        let exchange = Box::pin(self.exchange(method, path, body, key));
+        self.while_daemon_lives(REQUEST_PROBE_AFTER, exchange).await?
+    }
+
+    async fn exchange(
         &self,
         method: &Method,
         path: &str,
@@ -217,6 +269,14 @@ impl DaemonClient {
 
     /// Opens an event stream on its own connection.
     async fn open_stream(
+        &self,
+        path: &str,
+        after: Option<&str>,
+    ) -> Result<(DaemonHttpConnection, Response<Incoming>)> {
+        self.while_daemon_lives(REQUEST_PROBE_AFTER, self.request_stream(path, after)).await?
+    }
+
+    async fn request_stream(
         &self,
         path: &str,
         after: Option<&str>,
@@ -243,6 +303,10 @@ impl DaemonClient {
         path: &str,
         subprotocol: &'static str,
     ) -> Result<DaemonWebSocket> {
+        self.while_daemon_lives(REQUEST_PROBE_AFTER, self.request_websocket(path, subprotocol)).await?
+    }
+
+    async fn request_websocket(&self, path: &str, subprotocol: &'static str) -> Result<DaemonWebSocket> {
         let mut request = self.build_request(&Method::GET, path, None, None)?;
         let key = HeaderValue::from_str(&request_key()).context("the key is not a valid header value")?;
         let headers = request.headers_mut();
@@ -268,13 +332,15 @@ impl DaemonClient {
     }
 
     async fn connect(&self) -> Result<DaemonHttpConnection> {
-        connection::connect_with_timeout(&self.shared.host).await.map_err(|error| {
+        let connection = connection::connect_with_timeout(&self.shared.host).await.map_err(|error| {
             CliFailure::Unreachable(format!(
                 "no daemon answers at {}: {}",
                 self.shared.host,
                 format_error_chain(&error)
             ))
-        })
+        })?;
+        self.shared.daemon_pid.store(connection.peer_pid().unwrap_or(0), Ordering::Relaxed);
+        Ok(connection)
     }
 
     fn build_request(

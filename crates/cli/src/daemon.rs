@@ -17,11 +17,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::client::DaemonClient;
 use crate::client::host::DaemonHost;
+use crate::client::liveness::{describe_silent_process, is_process_stopped};
 use crate::failure::{CliFailure, Result};
 use crate::output::CliOutput;
 
 /// How long a started daemon may take to answer, including the time an old daemon needs to exit.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long to wait for other commands that start the daemon: longer than one of them may take.
+const START_LOCK_TIMEOUT: Duration = Duration::from_secs(40);
 /// Between two probes of a daemon that is starting.
 const PROBE_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two attempts to start a daemon while an old one still holds the home.
@@ -69,9 +72,13 @@ impl DaemonLocator {
         Ok(client.with_restarter(DaemonRestarter { locator: self.clone(), out: out.clone() }))
     }
 
-    /// A client of the running daemon. Fails with `Unreachable` if there is none.
+    /// A client of the running daemon. Fails with `Unreachable` if there is none, and with `Unresponsive` if there is one
+    /// that does not answer.
     pub(crate) async fn connect(&self, out: &CliOutput) -> Result<DaemonClient> {
-        let client = self.client()?;
+        self.check_connection(self.client()?.with_notes(out), out).await
+    }
+
+    async fn check_connection(&self, client: DaemonClient, out: &CliOutput) -> Result<DaemonClient> {
         let version = match client.probe().await {
             // A daemon that is shutting down counts as gone.
             Err(CliFailure::Refused(refusal)) if refusal.status == 503 => {
@@ -110,15 +117,20 @@ impl DaemonLocator {
         let _lock = acquire_start_lock(&self.home.path().join("start.lock")).await?;
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            if let Ok(client) = self.connect(out).await {
-                return Ok(client);
+            match self.connect(out).await {
+                // Only if nobody listens: a daemon that does not answer still holds the home.
+                Err(CliFailure::Unreachable(_)) => {}
+                found => return found,
+            }
+            if let Some(pid) = lock_holder(&self.home).filter(|&pid| is_process_stopped(pid)) {
+                return Err(CliFailure::Unresponsive(describe_silent_process(pid)));
             }
             let (child, output, before) = spawn_daemon(&self.home)?;
             if let Some(client) = self.wait_until_answering(out, child, deadline).await {
                 return Ok(client);
             }
             // An old daemon that is exiting still holds the home. Try again in a moment.
-            if !is_home_locked(&self.home) || Instant::now() > deadline {
+            if lock_holder(&self.home).is_none() || Instant::now() > deadline {
                 return Err(CliFailure::Unreachable(format!(
                     "the daemon did not start\n{}",
                     read_output_tail(output, before)
@@ -137,8 +149,9 @@ impl DaemonLocator {
     ) -> Option<DaemonClient> {
         loop {
             let exited = !matches!(child.try_wait(), Ok(None));
-            match self.connect(out).await {
-                Ok(client) => return Some(client),
+            // Without notes: a daemon that is starting listens a little earlier than it answers.
+            match self.check_connection(self.client().ok()?, out).await {
+                Ok(client) => return Some(client.with_notes(out)),
                 Err(_) if exited || Instant::now() > deadline => return None,
                 Err(_) => sleep(PROBE_INTERVAL).await,
             }
@@ -213,9 +226,17 @@ fn read_token(home: &DaemonHome) -> Option<String> {
 /// task on this thread may hold the lock.
 async fn acquire_start_lock(path: &Path) -> Result<File> {
     let lock = open_private_file(path)?;
+    let deadline = Instant::now() + START_LOCK_TIMEOUT;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(lock),
+            Err(Errno::WOULDBLOCK) if Instant::now() > deadline => {
+                return Err(CliFailure::Unresponsive(format!(
+                    "another qd command is starting the daemon and has not finished within {} s; `fuser {}` names it",
+                    START_LOCK_TIMEOUT.as_secs(),
+                    path.display()
+                )));
+            }
             Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(PROBE_INTERVAL).await,
             Err(error) => {
                 let context = format!("cannot lock {}", path.display());
@@ -244,11 +265,12 @@ fn spawn_daemon(home: &DaemonHome) -> Result<(Child, File, u64)> {
     Ok((child, output, before))
 }
 
-/// Whether the process named in the home's lock file is alive.
-fn is_home_locked(home: &DaemonHome) -> bool {
-    let holder = std::fs::read_to_string(home.path().join("lock")).unwrap_or_default();
-    let pid = holder.trim().parse().ok().and_then(Pid::from_raw);
-    pid.is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
+/// The process named in the home's lock file, if it is alive.
+fn lock_holder(home: &DaemonHome) -> Option<u32> {
+    let holder = std::fs::read_to_string(home.path().join("lock")).ok()?;
+    let pid = holder.trim().parse().ok().and_then(Pid::from_raw)?;
+    rustix::process::test_kill_process(pid).ok()?;
+    u32::try_from(pid.as_raw_nonzero().get()).ok()
 }
 
 fn open_private_file(path: &Path) -> Result<File> {

@@ -59,6 +59,8 @@ pub(crate) enum CliFailure {
     NotFound(String),
     /// No daemon answers at the address.
     Unreachable(String),
+    /// There is a daemon, but it gives no sign of life. Another one cannot be started beside it.
+    Unresponsive(String),
     /// The daemon answered with an error.
     Refused(Box<DaemonRefusal>),
     TimedOut(String),
@@ -81,7 +83,7 @@ impl CliFailure {
         match self {
             Self::Usage(_) => CliExitCode::Usage,
             Self::NotFound(_) => CliExitCode::NotFound,
-            Self::Unreachable(_) => CliExitCode::Unreachable,
+            Self::Unreachable(_) | Self::Unresponsive(_) => CliExitCode::Unreachable,
             Self::TimedOut(_) => CliExitCode::TimedOut,
             // `Usage` is for errors visible in the command line itself. A refusal by the daemon is a failure.
             Self::Refused(refusal) if refusal.status == 404 => CliExitCode::NotFound,
@@ -105,7 +107,7 @@ impl CliFailure {
             Self::Refused(refusal) => return ErrorBody { error: refusal.error.clone() },
             Self::Usage(_) => "usage",
             Self::NotFound(_) => "not_found",
-            Self::Unreachable(_) => "daemon_unreachable",
+            Self::Unreachable(_) | Self::Unresponsive(_) => "daemon_unreachable",
             Self::TimedOut(_) => "timed_out",
             Self::Output(_) => "output_failed",
             Self::Other(_) => "failed",
@@ -118,9 +120,11 @@ impl CliFailure {
 impl fmt::Display for CliFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(text) | Self::NotFound(text) | Self::Unreachable(text) | Self::TimedOut(text) => {
-                f.write_str(text)
-            }
+            Self::Usage(text)
+            | Self::NotFound(text)
+            | Self::Unreachable(text)
+            | Self::Unresponsive(text)
+            | Self::TimedOut(text) => f.write_str(text),
             Self::Refused(refusal) => {
                 f.write_str(&refusal.error.message)?;
                 match refusal.error.details.get("install").and_then(|how| how.as_str()) {

@@ -27,6 +27,8 @@ fn main() -> ExitCode {
     if let Some(exit) = run_internal_process() {
         return exit;
     }
+    // Fails only if the kernel refuses every handler. Then a file size limit ends the process, as it ends others.
+    let _installed = qd_keeper::process_setup::survive_file_size_limit();
     let CommandLine { global, verb } = CommandLine::parse();
     let out = CliOutput::new(global.json);
     let locator = DaemonLocator { home: DaemonHome::resolve(global.home), explicit_host: global.host };

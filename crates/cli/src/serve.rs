@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use qd_daemon::config::DaemonConfig;
@@ -84,10 +84,8 @@ pub(crate) fn start_log(path: &Path, filter: &str) -> Result<()> {
     let filter = EnvFilter::try_new(filter)
         .with_context(|| format!("`log = \"{filter}\"` is not a valid log filter"))?;
     let file = open_log(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Mutex::new(file));
-    // By default a failed write to the log is reported on stderr, which panics if stderr cannot be written either.
-    let log = log.log_internal_errors(false);
+    // Shared without a lock: the file is open for appending, and each line is one write.
+    let log = qd_worker::process_log::log_to(Arc::new(file)).with_env_filter(filter);
     // Fails only if a subscriber is already set, and this is called once per process.
     let _ = log.try_init();
     Ok(())

@@ -296,7 +296,7 @@ pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<Update
                 text_blob: finished.blob.clone(),
                 error: finished.error.clone(),
                 usage: finished.usage,
-                finished_at: Some(event.ts),
+                finished_at: Some(event.ts.wall),
                 ..run_doc(state, &run)
             };
             vec![UpdatedRow::Run { id: id.clone(), doc, prompt: None, fingerprint: run.fingerprint }]
@@ -333,14 +333,14 @@ fn mail_row(state: &SessionState, event: &SessionEvent, before: Option<MailboxEn
         claim_expires_at: None,
         returns,
         reason: None,
-        updated_at: event.ts,
+        updated_at: event.ts.wall,
     };
     match entry.map(|entry| &entry.delivery) {
         Some(MailDeliveryState::Run(run) | MailDeliveryState::Steer { target_run: run, .. }) => {
             doc.state = MailStatus::Delivering;
             doc.run_id = Some(run.clone());
         }
-        Some(MailDeliveryState::Claimed { claim, until }) => {
+        Some(MailDeliveryState::Claimed { claim, until, .. }) => {
             doc.state = MailStatus::Claimed;
             doc.claim = Some(claim.0);
             doc.claim_expires_at = Some(*until);
@@ -392,7 +392,7 @@ fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
         error: None,
         usage: run.execution.as_ref().map(|started| started.usage).unwrap_or_default(),
         accepted_at: run.accepted_at,
-        started_at: run.execution.as_ref().map(|started| started.started_at),
+        started_at: run.execution.as_ref().map(|started| started.started_at.wall),
         finished_at: None,
     }
 }

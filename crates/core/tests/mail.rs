@@ -6,18 +6,18 @@ mod harness;
 
 use std::collections::BTreeMap;
 
-use harness::{SessionHarness, finishes, kinds, started};
+use harness::{SessionHarness, clocks_at, finishes, kinds, started};
 use proptest::prelude::*;
 use qd_core::rows::{MailDoc, UpdatedRow};
 use qd_core::session::{
     AgentAvailability, CommandRefusal, CommandReply, MailDeliveryState, MailSubmission, SessionCommand,
-    SessionEffect, SessionEvent, SessionInput, SessionState, SessionStep, deadline, evolve, step,
+    SessionEffect, SessionEvent, SessionInput, SessionState, SessionStep, evolve, step,
 };
 use qd_protocol::event::{EventBody, RunStopCause};
 use qd_protocol::limits::{MAIL_OPEN_MAX, MAIL_RETURNS_MAX, QUEUE_MAX};
 use qd_protocol::link::{AgentUpdate, TurnOutcome, TurnStopReason, UpdateNumber};
 use qd_protocol::mail::{MailDelivery, MailKind, MailStatus};
-use qd_protocol::{EventNumber, MailId, Millis, RunId};
+use qd_protocol::{EventNumber, MailId, RunId};
 
 fn id(text: &str) -> MailId {
     MailId::parse(text).unwrap()
@@ -210,10 +210,10 @@ fn a_claimed_message_belongs_to_nobody_else_until_it_is_returned() {
     assert!(claim(&mut harness, 9).is_empty());
     assert!(ack(&mut harness, "a", Some(first[0].1)));
     assert!(!ack(&mut harness, "a", Some(first[0].1)), "it is already acknowledged");
-    assert_eq!(deadline(&harness.state, harness.context.agent), Some(Millis(60_000)));
-    harness.context.now = Millis(60_000);
+    assert_eq!(harness.deadline(), Some(60_000));
+    harness.context.now = clocks_at(60_000);
     assert_eq!(kinds(&harness.input(SessionInput::Tick)), ["mail.returned"]);
-    assert_eq!(deadline(&harness.state, harness.context.agent), None);
+    assert_eq!(harness.deadline(), None);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_late_acknowledgement_does_not_take_a_message_from_its_next_claimer() {
     let mut harness = SessionHarness::new();
     send_mail(&mut harness, "a", MailDelivery::Hold);
     let first = claim(&mut harness, 1)[0].1;
-    harness.context.now = Millis(60_001);
+    harness.context.now = clocks_at(60_001);
     assert!(!ack(&mut harness, "a", Some(first)), "the claim has expired, even if no tick has noticed");
     let second = claim(&mut harness, 1)[0].1;
     assert!(!ack(&mut harness, "a", Some(first)));
@@ -278,7 +278,7 @@ fn nothing_is_left_open_when_a_session_ends() {
     assert_eq!(kinds(&step), ["worker.exited", "mail.quarantined", "mail.quarantined", "session.closed"]);
     let closed = send_mail(&mut harness, "late", MailDelivery::Hold);
     assert_eq!(closed.reply, Some(CommandReply::Refused(CommandRefusal::Closed)));
-    assert_eq!(deadline(&harness.state, harness.context.agent), None);
+    assert_eq!(harness.deadline(), None);
 }
 
 /// A random action.
@@ -459,7 +459,7 @@ impl MailSimulation {
                     let now = self.harness.context.now;
                     let free = |delivery: &MailDeliveryState| match delivery {
                         MailDeliveryState::Held => true,
-                        MailDeliveryState::Claimed { until, .. } => *until <= now,
+                        MailDeliveryState::Claimed { .. } => delivery.claim_time_left(now) == Some(0),
                         _ => false,
                     };
                     let held = self.harness.state.mail.iter().filter(|entry| free(&entry.delivery));

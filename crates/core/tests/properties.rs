@@ -9,6 +9,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use qd_protocol::event::EventBody;
+use qd_protocol::{FinishReason, Millis, RunId};
 use simulation::seeded::runner;
 use simulation::{ActionBudget, SimulatedAction, SimulatedSession};
 
@@ -37,12 +39,15 @@ const PLENTY: ActionBudget = ActionBudget {
     rests: 3,
     breaks: 3,
     crashes: 4,
+    reboots: 2,
+    clock_changes: 2,
     late: 4,
     asks: 4,
     says: 12,
     batches: 6,
     outdates: 2,
     failed_preparations: 1,
+    leaves: 4,
 };
 
 #[test]
@@ -85,6 +90,59 @@ fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte()
     if let Err(error) = result {
         panic!("QD_SEED={seed}: {error}");
     }
+}
+
+/// One step of the test below: how long nothing happens, what happens then, and what the wall clock of the second
+/// session shows.
+type ClockStep = (u64, prop::sample::Index, u64);
+
+#[test]
+fn a_clock_that_is_set_at_any_moment_changes_nothing_but_timestamps() {
+    let (seed, mut runner) = runner(CASES / 10);
+    println!("clocks: {} cases of {STEPS} steps, QD_SEED={seed}", CASES / 10);
+    let wall_clocks = prop_oneof![0..1000u64, 1_000_000_000_000..3_000_000_000_000u64];
+    let pauses = prop_oneof![3 => Just(0), 1 => 0..20_000u64];
+    let steps = prop::collection::vec((pauses, any::<prop::sample::Index>(), wall_clocks), STEPS);
+    let ends = RefCell::new(BTreeMap::<&str, usize>::new());
+    let result = runner.run(&steps, |steps: Vec<ClockStep>| {
+        let budget = ActionBudget { clock_changes: 0, closes: 0, ..PLENTY };
+        let mut steady = SimulatedSession::new(budget);
+        steady.keeps_journal = true;
+        steady.state.settings.limits.run_timeout_s = Some(60.0);
+        let mut adjusted = steady.clone();
+        for (pause, choice, wall) in steps {
+            let actions = steady.actions();
+            if actions.is_empty() {
+                continue;
+            }
+            let action = *choice.get(&actions);
+            for session in [&mut steady, &mut adjusted] {
+                session.pass_time(pause);
+            }
+            adjusted.set_clock(Millis(wall));
+            steady.act(action);
+            adjusted.act(action);
+            prop_assert_eq!(steady.deadline(), adjusted.deadline());
+            prop_assert_eq!(outcome(&steady), outcome(&adjusted));
+        }
+        for (kind, _, _) in outcome(&steady) {
+            *ends.borrow_mut().entry(kind).or_default() += 1;
+        }
+        Ok(())
+    });
+    println!("clocks saw {:?}", ends.borrow());
+    if let Err(error) = result {
+        panic!("QD_SEED={seed}: {error}");
+    }
+}
+
+/// What a session's events say, without their times.
+fn outcome(session: &SimulatedSession) -> Vec<(&'static str, Option<&RunId>, Option<FinishReason>)> {
+    let reason = |body: &EventBody| match body {
+        EventBody::RunFinished(finished) => Some(finished.finish_reason),
+        _ => None,
+    };
+    session.journal.iter().map(|event| (event.body.kind(), event.run.as_ref(), reason(&event.body))).collect()
 }
 
 /// Runs the simulation to its end: clients do nothing more, the halt is lifted, the agent obeys. Everything must end.

@@ -5,13 +5,13 @@
 
 mod harness;
 
-use harness::{SessionHarness, kinds};
+use harness::{SessionHarness, clocks_at, kinds};
 use qd_core::session::{
     CommandRefusal, CommandReply, SessionCommand, SessionEffect, SessionInput, SessionState, SessionStep,
 };
 use qd_protocol::event::{AskAnswer, EventBody, ResolvedBy};
 use qd_protocol::link::TurnStopReason;
-use qd_protocol::{AskId, EventNumber, Millis};
+use qd_protocol::{AskId, EventNumber};
 
 fn id(text: &str) -> AskId {
     AskId::parse(text).unwrap()
@@ -103,13 +103,13 @@ fn a_call_withdraws_only_questions_asked_by_a_call() {
 fn a_question_ends_with_its_turn_and_waiting_for_it_is_not_run_time() {
     let mut harness = SessionHarness::new();
     harness.prompt("a");
-    let run_time = |state: &SessionState, now: u64| state.active_run().unwrap().1.run_time(Millis(now));
-    harness.context.now = Millis(1_000);
+    let run_time = |state: &SessionState, now: u64| state.active_run().unwrap().1.run_time(clocks_at(now));
+    harness.context.now = clocks_at(1_000);
     open_question(&mut harness, "q");
-    harness.context.now = Millis(61_000);
+    harness.context.now = clocks_at(61_000);
     assert_eq!(run_time(&harness.state, 61_000), 1_000);
     answer(&mut harness, "q", "red");
-    harness.context.now = Millis(62_000);
+    harness.context.now = clocks_at(62_000);
     // The worker does not know about the question, and has counted the minute as run time.
     harness.input(SessionInput::WorkerAttached {
         applied: EventNumber(0),

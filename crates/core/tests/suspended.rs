@@ -4,17 +4,17 @@
 
 mod harness;
 
-use harness::{SessionHarness, error, finishes, kinds, started};
+use harness::{SessionHarness, clocks_at, error, finishes, kinds, started};
 use qd_core::rows::{SessionDoc, UpdatedRow};
 use qd_core::session::{
     AgentAvailability, CommandRefusal, CommandReply, SessionCommand, SessionEffect, SessionInput,
-    SessionPhase, SessionStep, deadline,
+    SessionPhase, SessionStep,
 };
 use qd_protocol::api::{RunStatus, SessionStatus};
 use qd_protocol::event::{AskKind, ChildResult, EventBody, RunError, RunStopCause};
 use qd_protocol::limits::{EVENT_MAX, HEAD_MAX};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome, TurnStopReason, TurnUpdate};
-use qd_protocol::{EventNumber, FinishReason, Millis, RunId, SessionId};
+use qd_protocol::{EventNumber, FinishReason, RunId, SessionId};
 
 const READY: AgentAvailability = AgentAvailability::Ready { steerable: true };
 
@@ -220,12 +220,12 @@ fn the_time_of_a_suspended_run_stands_still() {
     harness.state.settings.limits.run_timeout_s = Some(10.0);
     harness.prompt("a");
     spawn(&mut harness, "x");
-    harness.context.now = Millis(4_000);
+    harness.context.now = clocks_at(4_000);
     harness.end("a", TurnStopReason::Suspended);
-    assert_eq!(deadline(&harness.state, harness.context.agent), None);
-    harness.context.now = Millis(1_000_000);
+    assert_eq!(harness.deadline(), None);
+    harness.context.now = clocks_at(1_000_000);
     end_child(&mut harness, "x");
-    assert_eq!(deadline(&harness.state, harness.context.agent), Some(Millis(1_006_000)));
+    assert_eq!(harness.deadline(), Some(6_000));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn open_asks_and_steers_are_settled_when_the_turn_suspends() {
     assert_eq!(kinds(&suspended), expected);
     let late = harness.ask("a", "ask2", AskKind::Permission);
     assert_eq!(kinds(&late), ["ask.opened", "ask.resolved"], "nobody waits for the answer any more");
-    assert_eq!(deadline(&harness.state, harness.context.agent), None);
+    assert_eq!(harness.deadline(), None);
     assert_eq!(harness.state.phase(), SessionPhase::Waiting);
 }
 

@@ -141,6 +141,22 @@ fn no_order_with_too_few_slots_and_an_idle_agent_breaks_the_contract() {
 }
 
 #[test]
+fn no_order_lets_a_cancelled_run_leave_a_process_and_deny_it() {
+    let budget = ActionBudget {
+        prompts: 2,
+        cancels: 1,
+        single_cancels: 1,
+        leaves: 2,
+        breaks: 1,
+        crashes: 1,
+        vanishes: 1,
+        closes: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk("cancel at the end of a turn", budget);
+}
+
+#[test]
 fn no_order_of_crashes_starts_a_worker_too_many() {
     let budget = ActionBudget {
         prompts: 4,
@@ -232,4 +248,20 @@ fn no_order_with_too_few_slots_forgets_a_suspended_run() {
         ..ActionBudget::NOTHING
     };
     walk_in("suspend, slots, worktree", SimulatedSession::in_worktree(budget));
+}
+
+#[test]
+fn no_reboot_forgets_a_run_or_a_deadline() {
+    let budget = ActionBudget {
+        prompts: 2,
+        cancels: 1,
+        asks: 1,
+        answers: 1,
+        spawns: 1,
+        suspends: 1,
+        closes: 1,
+        reboots: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk("reboot", budget);
 }

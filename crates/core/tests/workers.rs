@@ -5,19 +5,20 @@
 
 mod harness;
 
-use harness::{SessionHarness, error, finishes, kinds, started};
+use harness::{SessionHarness, clocks_at, error, finishes, kinds, started};
 use qd_core::rows::SessionDoc;
 use qd_core::session::{
     AgentAvailability, CommandRefusal, CommandReply, SessionCommand, SessionEffect, SessionInput,
-    SessionPhase, SessionState, SettingsUpdate, deadline,
+    SessionPhase, SessionState, SettingsUpdate,
 };
 use qd_protocol::api::SessionStatus;
 use qd_protocol::event::{
-    AskAnswer, AskKind, EventBody, PermissionDecision, QueueReason, RunError, SessionLimits, WorkerExitReason,
+    AskAnswer, AskKind, EventBody, PermissionDecision, QueueReason, RunError, RunStopCause, SessionLimits,
+    WorkerExitReason,
 };
 use qd_protocol::limits::KILL_S;
-use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnStopReason};
-use qd_protocol::{AskId, EventNumber, FinishReason, Millis, WorkerId};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome, TurnStopReason};
+use qd_protocol::{AskId, EventNumber, FinishReason, RunId, WorkerId};
 
 const READY: AgentAvailability = AgentAvailability::Ready { steerable: true };
 
@@ -50,6 +51,24 @@ fn a_prompt_without_a_worker_starts_one_that_is_named_by_its_event() {
     assert_eq!(event.run, None);
     assert_eq!(harness.state.worker, Some(worker.clone()));
     assert_eq!(accepted.effects, [SessionEffect::LaunchAgent { worker, new_worker: true }]);
+}
+
+#[test]
+fn a_worker_that_was_given_up_interrupts_its_run_with_the_reason_and_the_queue_goes_on() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    harness.context.agent = AgentAvailability::Lost;
+    let reason = RunError::new("worker_unreachable", "it could not be reached");
+    let gone = harness.input(SessionInput::WorkerGone(AgentExitReason::Unreachable(reason.clone())));
+    let ended = gone.events.iter().find_map(|event| match &event.body {
+        EventBody::RunFinished(finished) => Some((finished.finish_reason, finished.error.clone())),
+        _ => None,
+    });
+    assert_eq!(ended, Some((FinishReason::Interrupted, Some(reason.clone()))));
+    let EventBody::WorkerExited(exited) = &gone.events[0].body else { panic!("{:?}", gone.events) };
+    assert_eq!((exited.reason, exited.error.as_ref()), (WorkerExitReason::Lost, Some(&reason)));
+    assert!(matches!(gone.effects.last(), Some(SessionEffect::LaunchAgent { new_worker: true, .. })));
 }
 
 #[test]
@@ -229,7 +248,7 @@ fn beyond_the_limit_runs_end_at_once_until_the_crashes_are_older() {
     assert_eq!(finishes(&next), [("c".to_owned(), FinishReason::Error)]);
     assert!(matches!(next.reply, Some(CommandReply::Accepted { position: 0, .. })));
 
-    harness.context.now = Millis(70_000);
+    harness.context.now = clocks_at(70_000);
     assert!(matches!(harness.prompt("d").effects[..], [SessionEffect::LaunchAgent { new_worker: true, .. }]));
 }
 
@@ -257,7 +276,7 @@ fn the_recorded_crashes_are_bounded_by_the_limit() {
         harness.state.worker = Some(WorkerId::of_session(&harness.state.id, harness.state.number));
         crash(&mut harness, 1);
     }
-    assert_eq!(harness.state.crashes, [Millis(4), Millis(5)]);
+    assert_eq!(harness.state.crashes, [clocks_at(4), clocks_at(5)]);
 }
 
 #[test]
@@ -266,7 +285,7 @@ fn an_agent_that_did_not_let_go_is_stopped_and_never_given_the_next_run() {
     harness.prompt("a");
     harness.cancel();
     for _ in 0..2 {
-        harness.context.now = deadline(&harness.state, harness.context.agent).unwrap();
+        harness.context.now = harness.context.now.plus(harness.deadline().unwrap());
         harness.input(SessionInput::Tick);
     }
     assert!(!harness.state.is_busy(), "it was asked, killed, and abandoned");
@@ -300,13 +319,12 @@ fn a_session_closes_when_its_worker_is_gone() {
 #[test]
 fn a_session_closes_without_a_worker_that_never_ends() {
     let mut harness = SessionHarness::new();
-    harness.context.now = Millis(1000);
+    harness.context.now = clocks_at(1000);
     harness.command(SessionCommand::Close { purge: false });
-    let at = deadline(&harness.state, harness.context.agent).unwrap();
-    assert_eq!(at, Millis(1000 + (KILL_S + 5) * 1000));
-    harness.context.now = at;
+    assert_eq!(harness.deadline(), Some((KILL_S + 5) * 1000));
+    harness.context.now = clocks_at(1000 + (KILL_S + 5) * 1000);
     assert_eq!(kinds(&harness.input(SessionInput::Tick)), ["session.closed"]);
-    assert_eq!(deadline(&harness.state, harness.context.agent), None);
+    assert_eq!(harness.deadline(), None);
     assert!(
         harness.receive(AgentUpdate::Gone(AgentExitReason::Stopped)).events.is_empty(),
         "nothing comes after session.closed"
@@ -359,28 +377,73 @@ fn time_while_the_worker_is_disconnected_is_counted_by_the_worker() {
     let mut harness = SessionHarness::new();
     harness.state.settings.limits.run_timeout_s = Some(10.0);
     harness.prompt("a");
-    harness.context.now = Millis(4_000);
+    harness.context.now = clocks_at(4_000);
     harness.input(SessionInput::LinkLost);
     harness.context.agent = AgentAvailability::Lost;
-    harness.context.now = Millis(60_000);
-    assert_eq!(deadline(&harness.state, AgentAvailability::Lost), None, "the worker enforces the limit");
+    harness.context.now = clocks_at(60_000);
+    assert_eq!(harness.deadline(), None, "the worker enforces the limit");
     assert!(harness.input(SessionInput::Tick).events.is_empty());
     harness.context.agent = READY;
     let found =
         SessionInput::WorkerAttached { applied: EventNumber(99), reattached: true, run_time_ms: Some(5_000) };
     assert_eq!(kinds(&harness.input(found)), ["worker.reattached"]);
-    assert_eq!(deadline(&harness.state, READY), Some(Millis(65_000)));
+    assert_eq!(harness.deadline(), Some(5_000));
     harness.ask("a", "ask1", AskKind::Permission);
-    harness.context.now = Millis(90_000);
+    harness.context.now = clocks_at(90_000);
     let found =
         SessionInput::WorkerAttached { applied: EventNumber(99), reattached: true, run_time_ms: Some(5_000) };
     harness.input(found);
-    harness.context.now = Millis(100_000);
+    harness.context.now = clocks_at(100_000);
     let answer = AskAnswer { decision: Some(PermissionDecision::AllowOnce), ..AskAnswer::default() };
     harness.command(SessionCommand::Answer { ask: AskId::parse("ask1").unwrap(), answer });
-    assert_eq!(
-        deadline(&harness.state, READY),
-        Some(Millis(105_000)),
-        "the wait for a person is kept as well"
-    );
+    assert_eq!(harness.deadline(), Some(5_000), "the wait for a person is kept as well");
+}
+
+/// The end of a run's turn that has left processes running.
+fn end_leaving(run: &str) -> AgentUpdate {
+    let outcome = TurnOutcome { leaves_processes: true, ..TurnOutcome::of(TurnStopReason::EndTurn) };
+    AgentUpdate::TurnEnded { run: RunId::parse(run).unwrap(), outcome }
+}
+
+#[test]
+fn a_stop_that_meets_the_end_of_a_turn_waits_until_what_the_turn_left_is_ended() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    let a = RunId::parse("a").unwrap();
+    harness.command(SessionCommand::Cancel { run: Some(a), by: RunStopCause::User, reason: None });
+    let met = harness.receive(end_leaving("a"));
+    assert_eq!((kinds(&met), met.effects.as_slice()), (vec![], [].as_slice()));
+
+    // A worker that was lost meanwhile gets the cancel again, because it may not have received it.
+    let (applied, run_time_ms) = (EventNumber(0), None);
+    let attached = harness.input(SessionInput::WorkerAttached { applied, reattached: true, run_time_ms });
+    assert!(attached.effects.iter().any(|effect| matches!(effect, SessionEffect::CancelTurn { .. })));
+
+    let ended = harness.end("a", TurnStopReason::EndTurn);
+    assert_eq!(finishes(&ended), [("a".to_owned(), FinishReason::Cancelled)]);
+    assert_eq!(started(&ended).as_deref(), Some("b"), "the queue goes on");
+    let left = harness.receive(end_leaving("b"));
+    assert_eq!(finishes(&left), [("b".to_owned(), FinishReason::EndTurn)], "without a stop nothing waits");
+}
+
+#[test]
+fn a_killed_turn_that_is_given_up_names_the_worker_that_did_not_report() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.cancel();
+    harness.receive(end_leaving("a"));
+    let mut last = Vec::new();
+    while let Some(remaining) = harness.deadline().filter(|_| harness.state.is_busy()) {
+        harness.context.now = harness.context.now.plus(remaining);
+        last = harness.input(SessionInput::Tick).events;
+    }
+    let finished = last.iter().find_map(|event| match &event.body {
+        EventBody::RunFinished(finished) => Some(finished),
+        _ => None,
+    });
+    let processes = &finished.unwrap().processes;
+    assert_eq!((processes.survivors, processes.surviving.len()), (1, 1));
+    let worker = harness.state.worker.as_ref().unwrap();
+    assert!(processes.surviving[0].name.contains(worker.as_str()), "{processes:?}");
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REMOTE_LEASE_S};
+use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REACH_TIMEOUT_S, REMOTE_LEASE_S};
 use qd_protocol::manifest::TokenPrice;
 use qd_protocol::policy::Policy;
 use serde::Serialize;
@@ -21,12 +21,16 @@ use crate::home::{DaemonHome, user_directory};
 
 /// The default of `idle_s`.
 const DEFAULT_IDLE_S: u64 = 300;
+/// The default of `merge_after_s`.
+const DEFAULT_MERGE_AFTER_S: u64 = 24 * 3600;
 /// The default of `max_agents`.
 const DEFAULT_MAX_AGENTS: usize = 256;
 /// The default of `min_free_mb`.
 const DEFAULT_MIN_FREE_MB: u64 = 256;
 /// The largest `remote_lease_s`: a worker that is away for a day does not come back.
 const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
+/// The largest `reach_timeout_s`: a session waits for its worker all this time.
+const REACH_TIMEOUT_MAX_S: u64 = 24 * 3600;
 /// The largest `orphan_busy_s` and `orphan_idle_s`: work from a year ago is of no use to anybody.
 const ORPHAN_MAX_S: u64 = 365 * 24 * 3600;
 /// The largest settings file that is read; a larger file cannot be meant as one.
@@ -51,6 +55,8 @@ pub struct DaemonConfig {
     pub min_free_mb: ConfigSetting<u64>,
     /// How many seconds a silent joined worker is waited for before its sessions count as lost.
     pub remote_lease_s: ConfigSetting<u64>,
+    /// How many seconds a worker that lives but does not answer is tried before it is ended.
+    pub reach_timeout_s: ConfigSetting<u64>,
     /// How many seconds a worker without a daemon keeps an agent that is in a turn.
     pub orphan_busy_s: ConfigSetting<u64>,
     /// How many seconds a worker without a daemon keeps an agent that is idle.
@@ -59,6 +65,8 @@ pub struct DaemonConfig {
     pub prices: ConfigSetting<BTreeMap<String, TokenPrice>>,
     /// Whether agents get the tools of `qd mcp`, if they can take them.
     pub mcp: ConfigSetting<bool>,
+    /// How many seconds old streamed text must be before it is merged; 0 means never.
+    pub merge_after_s: ConfigSetting<u64>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: ConfigSetting<String>,
 }
@@ -127,7 +135,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 15] = [
     "agent",
     "policy",
     "listen",
@@ -136,10 +144,12 @@ const KEYS: [&str; 13] = [
     "max_agents",
     "min_free_mb",
     "remote_lease_s",
+    "reach_timeout_s",
     "orphan_busy_s",
     "orphan_idle_s",
     "prices",
     "mcp",
+    "merge_after_s",
     "log",
 ];
 
@@ -176,10 +186,12 @@ impl DaemonConfig {
             entry("max_agents", &self.max_agents),
             entry("min_free_mb", &self.min_free_mb),
             entry("remote_lease_s", &self.remote_lease_s),
+            entry("reach_timeout_s", &self.reach_timeout_s),
             entry("orphan_busy_s", &self.orphan_busy_s),
             entry("orphan_idle_s", &self.orphan_idle_s),
             entry("prices", &self.prices),
             entry("mcp", &self.mcp),
+            entry("merge_after_s", &self.merge_after_s),
             entry("log", &self.log),
         ]
     }
@@ -197,10 +209,12 @@ impl DaemonConfig {
             max_agents: default(DEFAULT_MAX_AGENTS),
             min_free_mb: default(DEFAULT_MIN_FREE_MB),
             remote_lease_s: default(REMOTE_LEASE_S),
+            reach_timeout_s: default(REACH_TIMEOUT_S),
             orphan_busy_s: default(ORPHAN_BUSY_S),
             orphan_idle_s: default(ORPHAN_IDLE_S),
             prices: default(BTreeMap::new()),
             mcp: default(true),
+            merge_after_s: default(DEFAULT_MERGE_AFTER_S),
             log: default("info".to_owned()),
         }
     }
@@ -238,6 +252,10 @@ impl DaemonConfig {
                     let value = read_seconds(value, REMOTE_LEASE_MAX_S).map_err(failed)?;
                     self.remote_lease_s = ConfigSetting { value, origin };
                 }
+                "reach_timeout_s" => {
+                    let value = read_seconds(value, REACH_TIMEOUT_MAX_S).map_err(failed)?;
+                    self.reach_timeout_s = ConfigSetting { value, origin };
+                }
                 "orphan_busy_s" => {
                     let value = read_seconds(value, ORPHAN_MAX_S).map_err(failed)?;
                     self.orphan_busy_s = ConfigSetting { value, origin };
@@ -250,6 +268,9 @@ impl DaemonConfig {
                     self.prices = ConfigSetting { value: read_prices(value).map_err(failed)?, origin }
                 }
                 "mcp" => self.mcp = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
+                "merge_after_s" => {
+                    self.merge_after_s = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
+                }
                 "log" => self.log = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
                     let (path, key) = (path.to_owned(), unknown.to_owned());

@@ -22,12 +22,14 @@ use crate::actor::{
 };
 use crate::budget::SpentBudgets;
 use crate::config::DaemonConfig;
+use crate::descriptors::DescriptorShares;
 use crate::fleets::FleetActorMessage;
 use crate::home::DaemonHome;
+use crate::journal_check::JournalChecks;
 use crate::keyed_locks::KeyedLocks;
 use crate::metrics::DaemonMetrics;
 use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
-use crate::workers::{AgentSlots, SlotChanges, Workers};
+use crate::workers::{AgentSlotLimits, AgentSlots, SlotChanges, Workers};
 use crate::workspaces::WorkspaceRegistry;
 
 /// The pause between two runs of the supervisor.
@@ -53,8 +55,12 @@ pub(crate) struct Daemon {
     /// Which sessions and fleets have spent their budget.
     pub(crate) budgets: SpentBudgets,
     pub(crate) metrics: DaemonMetrics,
+    /// What the checks of the journal have found.
+    pub(crate) journal_checks: JournalChecks,
     /// How long an idle agent is kept before it is stopped.
     pub(crate) idle_timeout: Duration,
+    /// How old streamed text must be before it is merged; zero means never.
+    pub(crate) merge_after: Duration,
     /// The policy of sessions that do not set one.
     pub(crate) default_policy: Policy,
     /// Whether agents get the tools of `qd mcp` if the session does not say.
@@ -110,18 +116,25 @@ impl Daemon {
         home: DaemonHome,
         workers: Workers,
         config: &DaemonConfig,
+        shares: DescriptorShares,
         halt: api::HaltStatus,
     ) -> Arc<Self> {
         Arc::new(Self {
             journal,
             home,
             workers,
-            agent_slots: AgentSlots::new(config.max_agents.value, config.min_free_mb.value << 20),
+            agent_slots: AgentSlots::new(AgentSlotLimits {
+                agents: config.max_agents.value,
+                workers: shares.workers,
+                min_free_bytes: config.min_free_mb.value << 20,
+            }),
             workspaces: WorkspaceRegistry::default(),
             key_locks: KeyedLocks::default(),
             budgets: SpentBudgets::default(),
             metrics: DaemonMetrics::default(),
+            journal_checks: JournalChecks::default(),
             idle_timeout: Duration::from_secs(config.idle_s.value),
+            merge_after: Duration::from_secs(config.merge_after_s.value),
             default_policy: config.policy.value.clone(),
             default_mcp: config.mcp.value,
             started_at: Millis::now(),

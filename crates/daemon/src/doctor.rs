@@ -6,6 +6,7 @@ use std::path::Path;
 use qd_core::fleet;
 use qd_core::rows::apply_event;
 use qd_core::session::SessionState;
+pub use qd_journal::inspect_journal;
 use qd_journal::{RebuildError, RowChange, SessionKey, StoredEvent, WorkspaceRow};
 use qd_protocol::api::{HaltStatus, Workspace};
 use qd_protocol::event::EventBody;
@@ -96,7 +97,7 @@ impl RowRebuilder {
                             id: id.clone(),
                             path: created.path,
                             name: created.name,
-                            created_at: event.ts,
+                            created_at: event.ts.wall,
                         };
                         self.workspaces.insert(key.0, workspace.clone());
                         Some((workspace, false))
@@ -119,7 +120,7 @@ impl RowRebuilder {
             }
             _ => {
                 self.halt = match body {
-                    EventBody::HaltSet(set) => crate::halt::halt_after_set(&self.halt, &set, event.ts),
+                    EventBody::HaltSet(set) => crate::halt::halt_after_set(&self.halt, &set, event.ts.wall),
                     EventBody::HaltLifted(_) => HaltStatus::default(),
                     _ => return Vec::new(),
                 };

@@ -113,7 +113,7 @@ impl Daemon {
         let event = NewEvent {
             scope: Arc::new(EventScope::default()),
             number: None,
-            ts,
+            ts: ts.into(),
             run: None,
             kind: body.kind(),
             data: body.encode().map_err(encode_failed)?,

@@ -223,6 +223,20 @@ impl DaemonHome {
         Self::load_or_create_secret(&self.workers().join("key"), "")
     }
 
+    /// Writes the key of the running daemon again if somebody has removed it, or the folder that it is in. Otherwise
+    /// the next daemon would make another key, and could not reach the workers of this one.
+    pub(crate) fn restore_worker_key(&self, key: &SecretToken) -> Result<(), HomeError> {
+        let path = self.workers().join("key");
+        if fs::exists(&path).unwrap_or(false) {
+            return Ok(());
+        }
+        prepare_private_folder(&self.workers())?;
+        match create_file_if_absent(&path, key.expose().as_bytes()) {
+            Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            written => written,
+        }
+    }
+
     fn load_or_create_secret(path: &Path, prefix: &str) -> Result<SecretToken, HomeError> {
         loop {
             match open_private(path) {
@@ -276,14 +290,13 @@ impl DaemonHome {
 
     /// Removes the values of a session's variables, and its token.
     pub fn remove_session_secrets(&self, session: &SessionId) -> Result<(), HomeError> {
-        for path in [self.session_env_file(session), self.session_token_file(session)] {
-            match fs::remove_file(&path) {
-                Ok(()) => sync_folder_of(&path)?,
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(io_error(&path, "remove", source)),
-            }
-        }
-        Ok(())
+        remove_file_if_present(&self.session_env_file(session))?;
+        self.remove_session_token(session)
+    }
+
+    /// Removes the token of a session, so that the next call of [`Self::session_token`] creates another.
+    pub(crate) fn remove_session_token(&self, session: &SessionId) -> Result<(), HomeError> {
+        remove_file_if_present(&self.session_token_file(session))
     }
 
     /// The token of a session, which begins with its id and a dot; created on the first call.
@@ -304,6 +317,14 @@ impl DaemonHome {
     /// A session id begins with a letter or digit and contains no slash, so the path cannot leave the folder.
     fn session_env_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.json"))
+    }
+}
+
+fn remove_file_if_present(path: &Path) -> Result<(), HomeError> {
+    match fs::remove_file(path) {
+        Ok(()) => sync_folder_of(path),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(io_error(path, "remove", source)),
     }
 }
 

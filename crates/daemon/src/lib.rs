@@ -13,23 +13,28 @@
 //! - `workers`: the processes that hold agents: start, reattach, count and end them.
 //! - `agents`: the agents that this machine can start.
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
+//! - `descriptors`: how the limit on open files is divided among files, workers and connections.
 //! - [`home`], [`config`]: the files beside the journal, and the user's settings.
-//! - [`doctor`]: rebuilds the list rows from events.
+//! - [`doctor`]: rebuilds the list rows from events. `journal_check`: looks for damage in the journal.
+//! - `text_merging`: merges streamed text of long ago.
 //! - `metrics`: counters for operators.
-//! - `keyed_locks`, `random`, `sync`: locks by name, randomness, and the locks of `registry`.
+//! - `keyed_locks`, `clock`, `random`, `sync`: locks by name, the clocks, randomness, and the locks of `registry`.
 //! - `serve`: starts, runs and stops the whole daemon.
 
 mod actor;
 mod agents;
 mod budget;
+mod clock;
 pub mod config;
 mod daemon;
+mod descriptors;
 pub mod doctor;
 pub mod edge;
 mod fleets;
 mod halt;
 pub mod home;
 mod http;
+mod journal_check;
 mod keyed_locks;
 mod mail;
 mod maildir;
@@ -39,6 +44,7 @@ mod registry;
 mod serve;
 mod sessions;
 mod sync;
+mod text_merging;
 mod user_content;
 mod workers;
 mod workspaces;

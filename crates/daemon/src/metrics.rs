@@ -158,6 +158,19 @@ pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protoco
         "Failed commits of the journal.",
         get(&journal.failed_commits),
     );
+    let checks = &daemon.journal_checks;
+    page.write_metric(
+        "quarterdeck_journal_checks_total",
+        "counter",
+        "Complete checks of the journal for damage.",
+        get(&checks.finished),
+    );
+    page.write_metric(
+        "quarterdeck_journal_damaged_places",
+        "gauge",
+        "Damaged places that the last check of the journal found.",
+        get(&checks.damaged_places),
+    );
     page.write_header("quarterdeck_commit_seconds", "histogram", "Duration of a commit with its sync.");
     for (bound, count) in journal.commit_us.cumulative() {
         let bound = bound as f64 / 1e6;

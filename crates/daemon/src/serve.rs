@@ -9,19 +9,17 @@ use qd_journal::faults::{FaultInjector, InjectedCrash};
 use qd_journal::{Journal, JournalOpenError, JournalOptions};
 use qd_protocol::ApiError;
 use qd_protocol::limits::STOP_S;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agents::LocalAgents;
 use crate::config::{ConfigError, DaemonConfig};
 use crate::daemon::Daemon;
+use crate::descriptors::DescriptorShares;
 use crate::edge::{self, CertificateSource, EdgeError, ListenAddress};
 use crate::home::{DaemonHome, HomeError};
 use crate::http;
 use crate::workers::{WorkerTimeouts, Workers};
 
-/// The limit on open files that the daemon asks for.
-const DESCRIPTOR_LIMIT: u64 = 65_536;
 /// How long the start waits for sessions to settle what the last daemon left, before the daemon serves requests.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -69,9 +67,9 @@ pub fn serve(
     exe: PathBuf,
     announce: &mut dyn FnMut(&str),
 ) -> Result<(), DaemonServeError> {
-    raise_descriptor_limit();
+    let shares = DescriptorShares::of_this_process();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
-    let ended = runtime.block_on(run(options, exe, announce));
+    let ended = runtime.block_on(run(options, exe, shares, announce));
     // Normally only blocking reads that nobody waits for are left.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended
@@ -88,20 +86,10 @@ fn faults_from_env() -> Option<Arc<FaultInjector>> {
     Some(Arc::new(FaultInjector::crashing_at(InjectedCrash { append, after_commit: setting.ends_with('+') })))
 }
 
-/// Raises the soft limit on open files, which is usually 1024: each connection, link and reader needs a descriptor.
-/// If it cannot be raised, the daemon runs with the limit it has.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let wanted = limit.maximum.map_or(DESCRIPTOR_LIMIT, |most| most.min(DESCRIPTOR_LIMIT));
-    if limit.current.is_some_and(|now| now < wanted) {
-        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
-        tracing::debug!(?raised, wanted, "the limit on descriptors");
-    }
-}
-
 async fn run(
     options: ServeOptions,
     exe: PathBuf,
+    shares: DescriptorShares,
     announce: &mut dyn FnMut(&str),
 ) -> Result<(), DaemonServeError> {
     let home = DaemonHome::resolve(options.home);
@@ -125,16 +113,17 @@ async fn run(
     let halt = Daemon::read_halt(&journal).await?;
     let timeouts = WorkerTimeouts {
         lease: Duration::from_secs(config.remote_lease_s.value),
+        reach: Duration::from_secs(config.reach_timeout_s.value),
         orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
         orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
     };
     let agents = LocalAgents::new(&home, config.prices.value.clone());
     let workers = Workers::new(&home, exe, agents, timeouts)?;
-    let daemon = Daemon::new(journal, home, workers, &config, halt);
+    let daemon = Daemon::new(journal, home, workers, &config, shares, halt);
     daemon.load_workspaces().await?;
 
-    let edge_options =
-        edge::EdgeOptions { listen, allow_host, tls: options.tls, limits: edge::EdgeLimits::default() };
+    let limits = edge::EdgeLimits::with_shares(shares);
+    let edge_options = edge::EdgeOptions { listen, allow_host, tls: options.tls, limits };
     let bound = edge::open(&daemon.home, edge_options).await?;
     let bound = bound.with_worker_tokens(Arc::clone(daemon.workers.worker_tokens()));
     let bound = bound.with_session_tokens(daemon.workers.session_tokens().clone());
@@ -163,6 +152,8 @@ async fn run(
 
     daemon.spawn(Arc::clone(&daemon).supervise());
     daemon.spawn(Arc::clone(&daemon).watch_mail_folders());
+    daemon.spawn(Arc::clone(&daemon).watch_journal());
+    daemon.spawn(Arc::clone(&daemon).watch_old_text());
     let (router, _) = http::router(Arc::clone(&daemon));
     let mut stop_signal = daemon.stop_signal();
     let mut serving = Some(Box::pin(edge::serve(bound, router, daemon.stop_signal())));

@@ -17,9 +17,10 @@ use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTART
 use qd_protocol::manifest::DriverKind;
 use qd_protocol::policy::Policy;
 use qd_protocol::text::escaped_len;
-use qd_protocol::{ApiError, ErrorCode, Millis, SessionId};
+use qd_protocol::{ApiError, ErrorCode, SessionId};
 
 use crate::actor::{ChildCreation, IdempotencyKey, encode_failed, session_row};
+use crate::clock::read_clocks;
 use crate::daemon::{Daemon, SessionAddress, append_failed, read_failed};
 use crate::invalid_value;
 use crate::random;
@@ -151,7 +152,7 @@ impl Daemon {
         };
         let session =
             SessionAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
-        let now = Millis::now();
+        let now = read_clocks();
         let body = EventBody::SessionCreated(created.clone());
         let state = SessionState::new(session.id.clone(), workspace.id.clone(), created, now);
         let event = NewEvent {

@@ -200,9 +200,9 @@ impl Daemon {
             number: None,
             // The creation has the same time in the list and in the event.
             ts: if matches!(body, EventBody::WorkspaceCreated(_)) {
-                workspace.created_at
+                workspace.created_at.into()
             } else {
-                Millis::now()
+                Millis::now().into()
             },
             run: None,
             kind: body.kind(),

@@ -226,7 +226,7 @@ fn event(scope: &Arc<EventScope>, number: u64) -> AppendRequest {
     let event = NewEvent {
         scope: scope.clone(),
         number: Some(EventNumber(number)),
-        ts: Millis(1_794_774_645_123),
+        ts: Millis(1_794_774_645_123).into(),
         run: Some(RunId::parse("run_0123456789abcdefghjkmnpq").unwrap()),
         kind: "text.delta",
         data: format!(r#"{{"text":"{text}"}}"#).into_bytes(),

@@ -5,6 +5,10 @@ use std::io;
 
 use rusqlite::ErrorCode;
 
+/// What to do if there is no usable journal. The whole home is moved, because what else is in it belongs to the journal.
+const RESTORE: &str =
+    "restore a backup of it, or move the whole home away to begin anew; nothing was changed";
+
 /// Why a journal could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalOpenError {
@@ -24,8 +28,35 @@ pub enum JournalOpenError {
         known: i64,
     },
     /// `journal.db` is a database of another application.
-    #[error("journal.db in the home is not a Quarterdeck journal; move it elsewhere")]
+    #[error("journal.db in the home is a database, but not a Quarterdeck journal; {RESTORE}")]
     Foreign,
+    /// `journal.db` has no content. No start of ours leaves such a file.
+    #[error("journal.db in the home is empty (0 bytes); {RESTORE}")]
+    Empty,
+    /// `journal.db` does not begin as an SQLite file does.
+    #[error("journal.db in the home is not an SQLite database, or its beginning is destroyed; {RESTORE}")]
+    NotADatabase,
+    /// Pages at the end of `journal.db` are missing.
+    #[error("journal.db in the home is cut short: it has {found} bytes{}; {RESTORE}", expected_bytes(*.expected))]
+    Truncated {
+        /// The length of the file.
+        found: u64,
+        /// The length that it should have, if its header is there to say so.
+        expected: Option<u64>,
+    },
+    /// There is no `journal.db`, although something in the home shows that there was one.
+    #[error("journal.db is missing{}; {RESTORE}", because_of(.sign.as_deref()))]
+    Missing {
+        /// The file that only a daemon with a journal creates; absent if there was none to look for.
+        sign: Option<String>,
+    },
+    /// SQLite found damage while it opened the journal.
+    #[error("journal.db in the home is damaged: could not {doing}: {source}; {RESTORE}")]
+    Damaged {
+        /// The attempted action; fits after "could not".
+        doing: &'static str,
+        source: rusqlite::Error,
+    },
     /// There is no disk space for the reserve, which keeps cancels and run ends possible on a full disk.
     #[error("the disk is too full: qd needs {needed} free bytes to hold in reserve")]
     DiskFull { needed: u64 },
@@ -54,8 +85,19 @@ impl JournalOpenError {
     }
 
     pub(crate) fn database(doing: &'static str) -> impl FnOnce(rusqlite::Error) -> Self {
-        move |source| Self::Database { doing, source }
+        move |source| match source.sqlite_error_code() {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged { doing, source },
+            _ => Self::Database { doing, source },
+        }
     }
+}
+
+fn expected_bytes(expected: Option<u64>) -> String {
+    expected.map(|bytes| format!(" of {bytes}")).unwrap_or_default()
+}
+
+fn because_of(sign: Option<&str>) -> String {
+    sign.map(|sign| format!(", but {sign} in the home shows that there was one")).unwrap_or_default()
 }
 
 fn holder(pid: Option<u32>) -> String {

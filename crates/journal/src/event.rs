@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 use qd_protocol::link::UpdateNumber;
-use qd_protocol::{EventBody, EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{
+    ClockReading, EventBody, EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId,
+};
 
 /// A session's or fleet's key inside this journal: compact, and allocated in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,8 +45,8 @@ pub struct NewEvent {
     pub scope: Arc<EventScope>,
     /// The event's position in its session or fleet. Present exactly if the scope has one of them.
     pub number: Option<EventNumber>,
-    /// When the event was decided.
-    pub ts: Millis,
+    /// When the event was decided. Readers of the stream see the wall clock only.
+    pub ts: ClockReading,
     pub run: Option<RunId>,
     pub kind: &'static str,
     /// A JSON object on one line.
@@ -61,7 +63,7 @@ pub struct StoredEvent {
     /// The position in its session or fleet.
     pub number: Option<EventNumber>,
     /// When the event was decided.
-    pub ts: Millis,
+    pub ts: ClockReading,
     pub scope: Arc<EventScope>,
     pub run: Option<RunId>,
     /// Can be a kind that only a newer version knows.
@@ -105,7 +107,7 @@ const SEQ_DIGITS_MAX: usize = 20;
 pub(crate) struct EventDraft {
     pub(crate) scope: Arc<EventScope>,
     pub(crate) number: Option<EventNumber>,
-    pub(crate) ts: Millis,
+    pub(crate) ts: ClockReading,
     pub(crate) run: Option<RunId>,
     pub(crate) kind: Cow<'static, str>,
     pub(crate) update_number: Option<UpdateNumber>,
@@ -126,7 +128,7 @@ impl EventDraft {
     pub(crate) fn new(
         scope: Arc<EventScope>,
         number: Option<EventNumber>,
-        ts: Millis,
+        ts: ClockReading,
         run: Option<RunId>,
         kind: Cow<'static, str>,
         data: &[u8],
@@ -146,7 +148,7 @@ impl EventDraft {
         let mut frame = Vec::with_capacity(head + data.len() + EVENT_END.len());
         frame.resize(header_space, 0);
         frame.extend_from_slice(br#","ts":""#);
-        write!(frame, "{ts}").expect("writing to a vector cannot fail");
+        write!(frame, "{}", ts.wall).expect("writing to a vector cannot fail");
         frame.extend_from_slice(br#"","workspace_id":"#);
         push_id(&mut frame, workspace);
         frame.extend_from_slice(br#","session_id":"#);
@@ -192,7 +194,7 @@ impl EventDraft {
         frame.advance(start);
         PublishedEvent {
             seq,
-            ts: self.ts,
+            ts: self.ts.wall,
             workspace: self.scope.workspace.as_ref().map(|(key, _)| *key),
             session: self.scope.stream().map(|(key, _)| key),
             kind: self.kind,
@@ -251,7 +253,7 @@ mod tests {
         let draft = EventDraft::from(NewEvent {
             scope: scope(),
             number: Some(EventNumber(7)),
-            ts: Millis(1_794_774_645_123),
+            ts: Millis(1_794_774_645_123).into(),
             run: Some(RunId::parse("run_3").unwrap()),
             kind: "text.delta",
             data: br#"{"text":"a b"}"#.to_vec(),
@@ -273,7 +275,7 @@ mod tests {
             let event = NewEvent {
                 scope: Arc::default(),
                 number: None,
-                ts: Millis(0),
+                ts: Millis(0).into(),
                 run: None,
                 kind: "halt.lifted",
                 data,

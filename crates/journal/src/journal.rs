@@ -17,7 +17,9 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
 use crate::blobs::{BlobFile, BlobStore};
+use crate::check::JournalCheck;
 use crate::checkpoint::{Checkpointer, checkpoint};
+use crate::database_file;
 use crate::error::{AppendError, JournalOpenError, JournalReadError};
 use crate::event::{EventDraft, NewEvent, SessionKey, WorkspaceKey};
 use crate::faults::FaultInjector;
@@ -28,6 +30,7 @@ use crate::lists::{
 };
 use crate::lock::HomeLock;
 use crate::lock_ignoring_poison;
+use crate::merge::{self, MergePosition, MergeSavings};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
 use crate::read::{self, JournalPage, PAGE_BYTES, ReaderPool, SessionEventPage, SessionHistory};
 use crate::reserve::DiskReserve;
@@ -86,6 +89,8 @@ struct JournalInner {
     blobs: BlobStore,
     next_session: AtomicI64,
     next_workspace: AtomicI64,
+    /// Held from the plan of a merge to its end, because a plan is made from what the last one left.
+    merging: tokio::sync::Mutex<()>,
     /// Absent once the journal is closed.
     running: Mutex<Option<JournalThreads>>,
 }
@@ -100,7 +105,7 @@ struct JournalThreads {
 
 impl Journal {
     /// Takes the home's lock, migrates the database to the newest schema and starts the threads. Creates missing
-    /// directories and files.
+    /// directories and files, but no journal in a home that has had one.
     pub fn open(home: &Path, options: JournalOptions) -> Result<Self, JournalOpenError> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -108,6 +113,7 @@ impl Journal {
             .create(home)
             .map_err(JournalOpenError::io("create the home"))?;
         let lock = HomeLock::acquire(home)?;
+        database_file::ensure_journal(home)?;
         let reserve = DiskReserve::open(home, options.reserve_retry)?;
         let db = schema::open_writer(home)?;
         let checkpoint_db = schema::open_checkpointer(home)?;
@@ -145,6 +151,7 @@ impl Journal {
             blobs,
             next_session: AtomicI64::new(highest.session + 1),
             next_workspace: AtomicI64::new(highest.workspace + 1),
+            merging: tokio::sync::Mutex::default(),
             running: Mutex::new(Some(JournalThreads { writer, checkpointer, lock })),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -386,6 +393,13 @@ impl Journal {
         &self.inner.stats
     }
 
+    /// Begins a check of every row, which the caller carries out step by step.
+    pub async fn begin_check(&self) -> Result<JournalCheck, JournalReadError> {
+        let home = self.inner.home.clone();
+        let opened = tokio::task::spawn_blocking(move || JournalCheck::open(&home)).await;
+        opened.unwrap_or_else(|failure| Err(JournalReadError::Io(failure.to_string())))
+    }
+
     /// Runs SQLite's quick check and returns the problems found; empty if the file is sound.
     pub async fn quick_check(&self) -> Result<Vec<String>, JournalReadError> {
         self.read(gc::quick_check).await
@@ -442,6 +456,40 @@ impl Journal {
             .await?;
         old.retain(|file| !referenced.contains(&file.blob.sha256));
         Ok(old)
+    }
+
+    /// Merges streamed text of finished runs from before `before`: at most one transaction of a few hundred events.
+    /// Returns the position to continue at; nothing at the end.
+    pub async fn merge_some(
+        &self,
+        position: MergePosition,
+        before: Millis,
+    ) -> Result<(MergeSavings, Option<MergePosition>), AppendError> {
+        let _turn = self.inner.merging.lock().await;
+        let planned = self.read(move |db| merge::plan_next(db, position, before)).await;
+        let (plan, next) = planned.map_err(|error| match error {
+            JournalReadError::Stopped => AppendError::Stopped,
+            error => AppendError::Io(error.to_string()),
+        })?;
+        let Some(plan) = plan else { return Ok((MergeSavings::default(), next)) };
+        let savings = plan.savings();
+        let (reply, merged) = oneshot::channel();
+        self.inner.queue.put(WriterTask::Merge { plan: Box::new(plan), reply }).await?;
+        let merged = merged.await.unwrap_or(Err(AppendError::Stopped))?;
+        Ok((if merged { savings } else { MergeSavings::default() }, next))
+    }
+
+    /// What [`merge_some`](Self::merge_some) would save until its end.
+    pub async fn mergeable(&self, before: Millis) -> Result<MergeSavings, JournalReadError> {
+        let (mut total, mut next) = (MergeSavings::default(), Some(MergePosition::default()));
+        while let Some(position) = next {
+            let plan;
+            (plan, next) = self.read(move |db| merge::plan_next(db, position, before)).await?;
+            let savings = plan.map(|plan| plan.savings()).unwrap_or_default();
+            total.events += savings.events;
+            total.bytes += savings.bytes;
+        }
+        Ok(total)
     }
 
     /// Returns at most this many free pages to the file system, and reports how many it returned. The writer does this

@@ -1,6 +1,6 @@
 //! Quarterdeck's durable store: events and rows in SQLite, written by one thread and read through cursors. Each append
 //! is one transaction, and nothing is published or acknowledged before it is synced. The journal does not know what an
-//! event means.
+//! event means; only `merge` knows streamed text.
 //!
 //! Layout, in reading order:
 //! - [`event`]: an event as it is appended, stored and published, and the SSE frame that clients see.
@@ -9,12 +9,15 @@
 //!   disk space held back for a full disk. `checkpoint`: how SQLite's log is moved into the database file.
 //! - `ring` and [`subscription`]: how events reach subscribers.
 //! - [`read`] and [`lists`]: how events and rows are read back.
-//! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted.
-//! - `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
+//! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted. `check`: finds damage.
+//!   `merge`: merges streamed text that is long finished.
+//! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
 //! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
 
 pub mod blobs;
+mod check;
 mod checkpoint;
+mod database_file;
 pub mod error;
 pub mod event;
 pub mod faults;
@@ -23,6 +26,7 @@ mod index;
 mod journal;
 pub mod lists;
 mod lock;
+mod merge;
 mod queue;
 pub mod read;
 pub mod rebuild;
@@ -37,12 +41,15 @@ mod writer;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use blobs::{BlobFile, BlobStore};
+pub use check::JournalCheck;
+pub use database_file::inspect_journal;
 pub use error::{AppendError, BlobError, JournalOpenError, JournalReadError};
 pub use event::{EventScope, NewEvent, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey};
 pub use journal::{AppendRequest, Journal, JournalOptions};
 pub use lists::{
     AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
 };
+pub use merge::{MergePosition, MergeSavings};
 pub use queue::{AppendReceipt, IdempotencyRecord};
 pub use read::{JournalPage, SessionEventPage, SessionHistory};
 pub use rebuild::{RebuildError, rebuild};

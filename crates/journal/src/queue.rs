@@ -12,6 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::error::AppendError;
 use crate::event::EventDraft;
 use crate::lock_ignoring_poison;
+use crate::merge::MergePlan;
 use crate::rows::RowChange;
 
 /// Appends that may wait in the queue.
@@ -29,6 +30,11 @@ const BATCH_WAIT: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub(crate) enum WriterTask {
     Append(AppendJob),
+    /// Merges events in a transaction of its own. Answers false if they are not there any more.
+    Merge {
+        plan: Box<MergePlan>,
+        reply: oneshot::Sender<Result<bool, AppendError>>,
+    },
     /// Returns up to this many free pages to the file system and answers with how many it returned.
     Vacuum {
         pages: u32,
@@ -78,7 +84,7 @@ impl WriterTask {
                 let rows: usize = job.rows.iter().map(RowChange::weight).sum();
                 (job.events.len() + job.rows.len(), events + rows)
             }
-            Self::Vacuum { .. } => (0, 0),
+            Self::Merge { .. } | Self::Vacuum { .. } => (0, 0),
         }
     }
 }

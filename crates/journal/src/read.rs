@@ -1,13 +1,15 @@
 //! Reads events back: the pool of read-only connections, pages of a topic, and one session's events. Every read is
 //! short, because a long one would keep SQLite from restarting its log.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use qd_protocol::link::UpdateNumber;
-use qd_protocol::{EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{
+    ClockReading, EventNumber, FleetId, MachineUptime, Millis, RunId, Seq, SessionId, WorkspaceId,
+};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
@@ -16,6 +18,7 @@ use crate::event::{
     EventDraft, EventScope, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey, intern_kind,
 };
 use crate::lock_ignoring_poison;
+use crate::merge::{MERGED_SPAN, MergedPart, MergedParts};
 use crate::ring::{EventFilter, EventTopic};
 use crate::rows::{from_sql_int, to_sql_int};
 use crate::schema::{self, INDEXED_THROUGH_SQL};
@@ -114,7 +117,79 @@ impl ReaderPool {
     }
 }
 
-const COLUMNS: &str = "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.run, e.up, e.data";
+const COLUMNS: &str =
+    "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.run, e.up, e.data, e.uptime, e.parts";
+/// The column `parts`, which only merged rows have.
+const PARTS_COLUMN: usize = 10;
+
+/// An event on its way to a reader.
+enum EventSource<'r, 'c> {
+    /// An event with a row of its own.
+    Row(&'r Row<'c>),
+    /// An event that was merged into the row of another one.
+    Part(StoredEvent),
+}
+
+impl EventSource<'_, '_> {
+    fn seq(&self) -> Result<Seq, JournalReadError> {
+        match self {
+            Self::Row(row) => Ok(Seq(from_sql_int(row.get(0)?))),
+            Self::Part(event) => Ok(event.seq),
+        }
+    }
+
+    fn number(&self) -> Result<Option<EventNumber>, JournalReadError> {
+        match self {
+            Self::Row(row) => number_column(row),
+            Self::Part(event) => Ok(event.number),
+        }
+    }
+
+    fn kind(&self) -> Result<&str, JournalReadError> {
+        match self {
+            Self::Row(row) => text_column(row, 5),
+            Self::Part(event) => Ok(&event.kind),
+        }
+    }
+
+    fn run(&self) -> Result<Option<&str>, JournalReadError> {
+        match self {
+            Self::Row(row) => row.get_ref(6)?.as_str_or_null().map_err(damage_error),
+            Self::Part(event) => Ok(event.run.as_ref().map(RunId::as_str)),
+        }
+    }
+
+    fn workspace(&self) -> Result<Option<i64>, JournalReadError> {
+        match self {
+            Self::Row(row) => Ok(row.get(3)?),
+            Self::Part(event) => Ok(event.scope.workspace.as_ref().map(|(WorkspaceKey(key), _)| *key)),
+        }
+    }
+
+    fn data(&self) -> Result<&[u8], JournalReadError> {
+        match self {
+            Self::Row(row) => blob_column(row, 8),
+            Self::Part(event) => Ok(&event.data),
+        }
+    }
+
+    fn draft(self, scopes: &mut ScopeCache<'_>) -> Result<EventDraft, JournalReadError> {
+        match self {
+            Self::Row(row) => event_draft(row, scopes),
+            Self::Part(event) => {
+                let StoredEvent { number, ts, scope, run, kind, data, update_number, .. } = event;
+                Ok(EventDraft::new(scope, number, ts, run, kind, &data, update_number))
+            }
+        }
+    }
+
+    fn stored(self, scopes: &mut ScopeCache<'_>) -> Result<StoredEvent, JournalReadError> {
+        match self {
+            Self::Row(row) => stored_event(row, scopes),
+            Self::Part(event) => Ok(event),
+        }
+    }
+}
 
 /// A page of a topic: the events after `after`, up to and including `head`, the last published event.
 pub(crate) fn page(
@@ -133,36 +208,37 @@ pub(crate) fn page(
     let mut scopes = ScopeCache::new(db);
     let (mut scanned, mut taken) = (0, 0);
     // Breaks with `true` if there may be more events.
-    let visit = |row: &Row<'_>| -> Result<ControlFlow<bool>, JournalReadError> {
-        let seq = Seq(from_sql_int(row.get(0)?));
+    let visit = |event: EventSource<'_, '_>| -> Result<ControlFlow<bool>, JournalReadError> {
+        let seq = event.seq()?;
+        if seq <= after {
+            return Ok(ControlFlow::Continue(()));
+        }
         if seq > head {
             return Ok(ControlFlow::Break(false));
         }
         let in_topic = match filter.topic {
-            EventTopic::Workspace(WorkspaceKey(key)) => row.get::<_, Option<i64>>(3)? == Some(key),
+            EventTopic::Workspace(WorkspaceKey(key)) => event.workspace()? == Some(key),
             EventTopic::All | EventTopic::Session(_) => true,
         };
-        if in_topic && filter.matches_kind(text_column(row, 5)?) {
-            let size = blob_column(row, 8)?.len();
+        if in_topic && filter.matches_kind(event.kind()?) {
+            let size = event.data()?.len();
             if page.events.len() == limit || (taken + size > bytes && !page.events.is_empty()) {
                 return Ok(ControlFlow::Break(true));
             }
             taken += size;
-            page.events.push(Arc::new(event_draft(row, &mut scopes)?.publish(seq)));
+            page.events.push(Arc::new(event.draft(&mut scopes)?.publish(seq)));
         }
         page.scanned_through = seq;
         scanned += 1;
         Ok(if scanned == SCAN_MAX { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
     };
     let outcome = match filter.topic {
-        EventTopic::Session(session) => match first_number_after(db, session, after)? {
-            Some(number) => visit_session_events(db, session, number, visit)?,
-            None => ControlFlow::Continue(()),
-        },
-        EventTopic::All | EventTopic::Workspace(_) => {
-            let sql = format!("SELECT {COLUMNS} FROM events e WHERE e.gid > ?1 ORDER BY e.gid");
-            visit_rows(db, &sql, params![to_sql_int(after.0)], visit)?
+        EventTopic::Session(session) => {
+            // Without a row after the cursor, the last row can still be a merged one that reaches beyond it.
+            let number = first_number_after(db, session, after)?.unwrap_or(i64::MAX);
+            visit_session_events(db, session, number, visit)?
         }
+        EventTopic::All | EventTopic::Workspace(_) => visit_all_events(db, after, visit)?,
     };
     page.end = outcome != ControlFlow::Break(true);
     if page.end {
@@ -171,16 +247,63 @@ pub(crate) fn page(
     Ok(page)
 }
 
+/// Passes all events after a seq to `visit`, in order, until it breaks. The parts of a merged row come where they were:
+/// events of other sessions may lie between them.
+fn visit_all_events<B, E: From<JournalReadError>>(
+    db: &Connection,
+    after: Seq,
+    mut visit: impl FnMut(EventSource<'_, '_>) -> Result<ControlFlow<B>, E>,
+) -> Result<ControlFlow<B>, E> {
+    let mut scopes = ScopeCache::new(db);
+    // Parts of merged rows whose turn has not come yet.
+    let mut waiting: BTreeMap<Seq, StoredEvent> = BTreeMap::new();
+    // A row is stored at its first part, so rows before the cursor may reach beyond it, but not far.
+    let earlier = format!(
+        "SELECT {COLUMNS} FROM events e INDEXED BY events_merged
+         WHERE e.parts IS NOT NULL AND e.gid > ?1 AND e.gid <= ?2 ORDER BY e.gid"
+    );
+    let reach = [to_sql_int(after.0.saturating_sub(MERGED_SPAN)), to_sql_int(after.0)];
+    let _: ControlFlow<()> = visit_rows(db, &earlier, reach, |row| {
+        let parts = parts_of_row(row, &mut scopes)?.into_iter().filter(|event| event.seq > after);
+        waiting.extend(parts.map(|event| (event.seq, event)));
+        Ok::<_, JournalReadError>(ControlFlow::Continue(()))
+    })?;
+    let sql = format!("SELECT {COLUMNS} FROM events e WHERE e.gid > ?1 ORDER BY e.gid");
+    let outcome = visit_rows(db, &sql, [to_sql_int(after.0)], |row| {
+        let seq = Seq(from_sql_int(row.get(0).map_err(JournalReadError::from)?));
+        while let Some(part) = waiting.first_entry().filter(|part| *part.key() < seq) {
+            if let broken @ ControlFlow::Break(_) = visit(EventSource::Part(part.remove()))? {
+                return Ok(broken);
+            }
+        }
+        if is_merged(row)? {
+            let parts = parts_of_row(row, &mut scopes)?;
+            waiting.extend(parts.into_iter().map(|event| (event.seq, event)));
+            return Ok(ControlFlow::Continue(()));
+        }
+        visit(EventSource::Row(row))
+    })?;
+    if outcome.is_break() {
+        return Ok(outcome);
+    }
+    for part in waiting.into_values() {
+        if let broken @ ControlFlow::Break(_) = visit(EventSource::Part(part))? {
+            return Ok(broken);
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
 /// Passes rows to `visit` until it breaks.
-fn visit_rows<B>(
+fn visit_rows<B, E: From<JournalReadError>>(
     db: &Connection,
     sql: &str,
     values: impl Params,
-    mut visit: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
-) -> Result<ControlFlow<B>, JournalReadError> {
-    let mut statement = db.prepare_cached(sql)?;
-    let mut rows = statement.query(values)?;
-    while let Some(row) = rows.next()? {
+    mut visit: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, E>,
+) -> Result<ControlFlow<B>, E> {
+    let mut statement = db.prepare_cached(sql).map_err(JournalReadError::from)?;
+    let mut rows = statement.query(values).map_err(JournalReadError::from)?;
+    while let Some(row) = rows.next().map_err(JournalReadError::from)? {
         if let broken @ ControlFlow::Break(_) = visit(row)? {
             return Ok(broken);
         }
@@ -189,24 +312,54 @@ fn visit_rows<B>(
 }
 
 /// Passes a session's events from a number on to `visit`: first the indexed ones, then the few that are not indexed
-/// yet.
+/// yet. If a merged row contains the number, the parts before it are passed too.
 fn visit_session_events<B>(
     db: &Connection,
     session: SessionKey,
     from: i64,
-    mut visit: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
+    mut visit: impl FnMut(EventSource<'_, '_>) -> Result<ControlFlow<B>, JournalReadError>,
 ) -> Result<ControlFlow<B>, JournalReadError> {
-    let indexed = format!(
-        "SELECT {COLUMNS} FROM session_events i CROSS JOIN events e ON e.gid = i.gid
-         WHERE i.session = ?1 AND i.number >= ?2 ORDER BY i.number"
-    );
-    if let broken @ ControlFlow::Break(_) = visit_rows(db, &indexed, params![session.0, from], &mut visit)? {
+    let mut scopes = ScopeCache::new(db);
+    let visit_indexed = |row: &Row<'_>| {
+        if !is_merged(row)? {
+            return visit(EventSource::Row(row));
+        }
+        for part in parts_of_row(row, &mut scopes)? {
+            if let broken @ ControlFlow::Break(_) = visit(EventSource::Part(part))? {
+                return Ok(broken);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    };
+    // The row that contains the number is the last one that begins at it or before.
+    let row_number: Option<i64> = db
+        .prepare_cached(
+            "SELECT number FROM session_events WHERE session = ?1 AND number <= ?2 ORDER BY number DESC LIMIT 1",
+        )?
+        .query_row([session.0, from], |row| row.get(0))
+        .optional()?;
+    let indexed_from = row_number.unwrap_or(from);
+    if let broken @ ControlFlow::Break(_) = visit_indexed_rows(db, session, indexed_from, visit_indexed)? {
         return Ok(broken);
     }
     let newest = format!(
         "SELECT {COLUMNS} FROM events e WHERE e.gid > {INDEXED_THROUGH_SQL} AND e.session = ?1 AND e.number >= ?2 ORDER BY e.gid"
     );
-    visit_rows(db, &newest, params![session.0, from], visit)
+    visit_rows(db, &newest, params![session.0, from], |row| visit(EventSource::Row(row)))
+}
+
+/// Passes a session's rows from a number on to `visit`, as far as they are indexed.
+pub(crate) fn visit_indexed_rows<B>(
+    db: &Connection,
+    session: SessionKey,
+    from: i64,
+    visit: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
+) -> Result<ControlFlow<B>, JournalReadError> {
+    let indexed = format!(
+        "SELECT {COLUMNS} FROM session_events i CROSS JOIN events e ON e.gid = i.gid
+         WHERE i.session = ?1 AND i.number >= ?2 ORDER BY i.number"
+    );
+    visit_rows(db, &indexed, params![session.0, from], visit)
 }
 
 /// The number of a session's first event after a seq. Within a session the seqs ascend with the numbers, so a binary
@@ -260,8 +413,10 @@ pub(crate) fn load_session(db: &Connection, session: SessionKey) -> Result<Sessi
     let from = snapshot.as_ref().map_or(0, |(number, _)| to_sql_int(number.0) + 1);
     let mut scopes = ScopeCache::new(db);
     let mut events = Vec::new();
-    let _: ControlFlow<()> = visit_session_events(db, session, from, |row| {
-        events.push(stored_event(row, &mut scopes)?);
+    let _: ControlFlow<()> = visit_session_events(db, session, from, |event| {
+        if event.number()?.is_some_and(|number| to_sql_int(number.0) >= from) {
+            events.push(event.stored(&mut scopes)?);
+        }
         Ok(ControlFlow::Continue(()))
     })?;
     Ok(SessionHistory { snapshot, events })
@@ -294,18 +449,26 @@ pub(crate) fn session_events(
         end: true,
     };
     let (mut scanned, mut taken) = (0, 0);
-    let outcome = visit_session_events(db, session, from, |row| {
-        let kind = text_column(row, 5)?;
+    let outcome = visit_session_events(db, session, from, |event| {
+        let number = event.number()?.unwrap_or_default();
+        if to_sql_int(number.0) < from {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let kind = event.kind()?;
         let of_kind = kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
-        if of_kind && run.is_none_or(|run| text_column(row, 6).is_ok_and(|id| id == run.as_str())) {
-            let size = blob_column(row, 8)?.len();
+        let of_run = match run {
+            Some(run) => event.run()? == Some(run.as_str()),
+            None => true,
+        };
+        if of_kind && of_run {
+            let size = event.data()?.len();
             if page.events.len() == limit || (taken + size > PAGE_BYTES && !page.events.is_empty()) {
                 return Ok(ControlFlow::Break(()));
             }
             taken += size;
-            page.events.push(stored_event(row, &mut scopes)?);
+            page.events.push(event.stored(&mut scopes)?);
         }
-        page.scanned_through = EventNumber(from_sql_int(row.get(2)?));
+        page.scanned_through = number;
         scanned += 1;
         Ok(if scanned == SCAN_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
@@ -318,21 +481,49 @@ pub(crate) fn for_each_event<E: From<JournalReadError>>(
     db: &Connection,
     mut visit: impl FnMut(StoredEvent) -> Result<(), E>,
 ) -> Result<(), E> {
-    let sql = format!("SELECT {COLUMNS} FROM events e ORDER BY e.gid");
-    let mut statement = db.prepare_cached(&sql).map_err(JournalReadError::from)?;
-    let mut rows = statement.query([]).map_err(JournalReadError::from)?;
     let mut scopes = ScopeCache::new(db);
-    while let Some(row) = rows.next().map_err(JournalReadError::from)? {
-        visit(stored_event(row, &mut scopes)?)?;
-    }
+    let _: ControlFlow<()> = visit_all_events(db, Seq(0), |event| {
+        visit(event.stored(&mut scopes)?)?;
+        Ok::<_, E>(ControlFlow::Continue(()))
+    })?;
     Ok(())
+}
+
+/// Whether a row has the text of several events.
+pub(crate) fn is_merged(row: &Row<'_>) -> Result<bool, JournalReadError> {
+    Ok(row.get_ref(PARTS_COLUMN)? != rusqlite::types::ValueRef::Null)
+}
+
+/// The events of a merged row, as they were before.
+fn parts_of_row(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<Vec<StoredEvent>, JournalReadError> {
+    let first = stored_event(row, scopes)?;
+    let parts = merged_parts(row)?;
+    let number = first.number.unwrap_or_default();
+    let event = |MergedPart { seq, number, ts, update_number, data }| StoredEvent {
+        seq,
+        number: Some(number),
+        // Events that are merged are output, and no limit is counted from them.
+        ts: ClockReading { wall: ts, uptime: None },
+        update_number,
+        data,
+        scope: first.scope.clone(),
+        run: first.run.clone(),
+        kind: first.kind.clone(),
+    };
+    Ok(parts.expand(&first.data, number).into_iter().map(event).collect())
+}
+
+/// Which events a merged row stands for.
+pub(crate) fn merged_parts(row: &Row<'_>) -> Result<MergedParts, JournalReadError> {
+    let parts = MergedParts::decode(blob_column(row, PARTS_COLUMN)?, blob_column(row, 8)?);
+    parts.ok_or_else(|| damage_error("the parts of merged events do not fit their text"))
 }
 
 fn event_draft(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<EventDraft, JournalReadError> {
     Ok(EventDraft::new(
         scopes.scope(row)?,
         number_column(row)?,
-        Millis(from_sql_int(row.get(4)?)),
+        Millis(from_sql_int(row.get(4)?)).into(),
         run_column(row)?,
         intern_kind(text_column(row, 5)?),
         blob_column(row, 8)?,
@@ -344,7 +535,7 @@ fn stored_event(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<StoredEven
     Ok(StoredEvent {
         seq: Seq(from_sql_int(row.get(0)?)),
         number: number_column(row)?,
-        ts: Millis(from_sql_int(row.get(4)?)),
+        ts: ClockReading { wall: Millis(from_sql_int(row.get(4)?)), uptime: uptime_column(row)? },
         scope: scopes.scope(row)?,
         run: run_column(row)?,
         kind: intern_kind(text_column(row, 5)?),
@@ -353,12 +544,20 @@ fn stored_event(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<StoredEven
     })
 }
 
-fn number_column(row: &Row<'_>) -> Result<Option<EventNumber>, JournalReadError> {
+pub(crate) fn number_column(row: &Row<'_>) -> Result<Option<EventNumber>, JournalReadError> {
     Ok(row.get::<_, Option<i64>>(2)?.map(|number| EventNumber(from_sql_int(number))))
 }
 
-fn update_number_column(row: &Row<'_>) -> Result<Option<UpdateNumber>, JournalReadError> {
+pub(crate) fn update_number_column(row: &Row<'_>) -> Result<Option<UpdateNumber>, JournalReadError> {
     Ok(row.get::<_, Option<i64>>(7)?.map(|up| UpdateNumber(from_sql_int(up))))
+}
+
+fn uptime_column(row: &Row<'_>) -> Result<Option<MachineUptime>, JournalReadError> {
+    match row.get_ref(9)?.as_str_or_null() {
+        Ok(Some(uptime)) => uptime.parse().map(Some).map_err(damage_error),
+        Ok(None) => Ok(None),
+        Err(error) => Err(damage_error(error)),
+    }
 }
 
 fn run_column(row: &Row<'_>) -> Result<Option<RunId>, JournalReadError> {

@@ -280,7 +280,8 @@ mod tests {
         let id = SessionId::parse("ses_x").unwrap();
         let scope =
             Arc::new(EventScope { session: Some((SessionKey(session), id)), ..EventScope::default() });
-        let draft = EventDraft::new(scope, None, Millis(0), None, Cow::Borrowed("text.delta"), b"{}", None);
+        let draft =
+            EventDraft::new(scope, None, Millis(0).into(), None, Cow::Borrowed("text.delta"), b"{}", None);
         Arc::new(draft.publish(Seq(seq)))
     }
 

@@ -408,6 +408,7 @@ fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendEr
         "DELETE FROM asks WHERE session = ?1",
         "UPDATE mail SET session = NULL, open = 0, sent = NULL, doc = NULL WHERE session = ?1",
         "DELETE FROM snapshots WHERE session = ?1",
+        "DELETE FROM merged_through WHERE session = ?1",
     ] {
         db.prepare_cached(sql)?.execute([session.0])?;
     }

@@ -1,8 +1,6 @@
 //! The tables, their version and migrations, and the settings of every connection. The meaning of the rows' documents
 //! is not known here: they are bytes.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ pub(crate) const DATABASE_FILE: &str = "journal.db";
 pub(crate) const LOG_FILE: &str = "journal.db-wal";
 
 /// "qdjl". Tells our databases from those of other applications.
-const APPLICATION_ID: i64 = 0x7164_6a6c;
+pub(crate) const APPLICATION_ID: i64 = 0x7164_6a6c;
 /// The log file is truncated to this size when the log restarts. Up to this size it is overwritten in place, which
 /// makes a sync cheaper for the file system than a growing file.
 pub(crate) const LOG_SIZE_LIMIT: u64 = 16 << 20;
@@ -30,7 +28,7 @@ const STATEMENT_CACHE_SIZE: usize = 64;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Each entry migrates the schema by one version. The version is the number of applied migrations.
-const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL];
+const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL, UPTIMES, MERGED];
 
 /// `events` and the `*_names` tables are the source of truth, `counters` never decrease, and `remembered` (responses by
 /// idempotency key) stands on its own; everything else can be rebuilt from the events. `session_events` finds a
@@ -158,6 +156,17 @@ CREATE INDEX mail_by_session ON mail(session) WHERE session IS NOT NULL;
 CREATE INDEX mail_open ON mail(seq) WHERE open = 1;
 ";
 
+/// The uptime of the machine at an event, as `MachineUptime` is written; absent where it decides nothing.
+const UPTIMES: &str = "ALTER TABLE events ADD COLUMN uptime TEXT;";
+
+/// `parts` of a merged row says which events it stands for; the index finds such rows near a cursor and has no entries for
+/// others. `merged_through` is the number up to which each session was looked at.
+const MERGED: &str = "
+ALTER TABLE events ADD COLUMN parts BLOB;
+CREATE INDEX events_merged ON events(gid) WHERE parts IS NOT NULL;
+CREATE TABLE merged_through(session INTEGER PRIMARY KEY, number INTEGER NOT NULL) STRICT;
+";
+
 /// Empties what a rebuild refills. Names, counters, stored responses and `keep.` keys stay.
 pub(crate) const EMPTY_ROWS: &str = "
 DELETE FROM workspaces;
@@ -167,7 +176,19 @@ DELETE FROM runs;
 DELETE FROM asks;
 DELETE FROM mail WHERE session IS NOT NULL;
 DELETE FROM snapshots;
+DELETE FROM merged_through;
 DELETE FROM meta WHERE key NOT GLOB 'keep.*';
+";
+
+/// Copies what no rebuild can refill from the database attached as `old`.
+pub(crate) const COPY_TRUTH: &str = "
+INSERT INTO events SELECT * FROM old.events ORDER BY gid;
+INSERT INTO session_names SELECT * FROM old.session_names;
+INSERT INTO workspace_names SELECT * FROM old.workspace_names;
+INSERT INTO counters SELECT * FROM old.counters WHERE name <> 'indexed';
+INSERT INTO remembered SELECT * FROM old.remembered;
+INSERT INTO mail SELECT * FROM old.mail WHERE session IS NULL;
+INSERT INTO meta SELECT * FROM old.meta WHERE key GLOB 'keep.*';
 ";
 
 /// Empties `session_events`, which a rebuild refills.
@@ -180,21 +201,30 @@ DELETE FROM counters WHERE name = 'indexed';
 pub(crate) const INDEXED_THROUGH_SQL: &str =
     "coalesce((SELECT value FROM counters WHERE name = 'indexed'), 0)";
 
-/// Opens the only writing connection: migrates the file to the newest schema and makes every commit sync.
+/// Opens the only writing connection: migrates the file to the newest schema and makes every commit sync. Never creates
+/// the file; [`ensure_journal`](crate::database_file::ensure_journal) does.
 pub(crate) fn open_writer(home: &Path) -> Result<Connection, JournalOpenError> {
-    let file = home.join(DATABASE_FILE);
-    // Create the file here, so that it and SQLite's files next to it are private to the owner whatever the umask is.
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&file)
-        .map_err(JournalOpenError::io("create journal.db"))?;
-    let mut writer = connect(&file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let mut writer = connect(&home.join(DATABASE_FILE), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     set_up_writer(&writer)?;
     migrate(&mut writer)?;
     Ok(writer)
+}
+
+/// Turns an empty file into a journal, which `fill` may fill. When this returns, the file is complete but not synced.
+pub(crate) fn build<E: From<JournalOpenError>>(
+    file: &Path,
+    fill: impl FnOnce(&Connection) -> Result<(), E>,
+) -> Result<(), E> {
+    let doing = "create journal.db";
+    let mut db = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    set_up_writer(&db)?;
+    // The caller syncs the file once, as a whole.
+    db.execute_batch("PRAGMA synchronous = OFF").map_err(JournalOpenError::database(doing))?;
+    apply_migrations(&mut db, 0)?;
+    fill(&db)?;
+    // The last connection moves the log into the file and removes it.
+    db.close().map_err(|(_, error)| JournalOpenError::database(doing)(error))?;
+    Ok(())
 }
 
 /// Opens the connection of the checkpoint thread.
@@ -262,25 +292,32 @@ fn set_up_writer(writer: &Connection) -> Result<(), JournalOpenError> {
     Ok(())
 }
 
+/// Refuses a journal that a newer release has written.
+pub(crate) fn check_version(found: i64) -> Result<(), JournalOpenError> {
+    let known = i64::try_from(MIGRATIONS.len()).expect("there are few migrations");
+    match found > known {
+        true => Err(JournalOpenError::TooNew { found, known }),
+        false => Ok(()),
+    }
+}
+
 fn migrate(writer: &mut Connection) -> Result<(), JournalOpenError> {
-    let doing = "migrate journal.db to the newest schema";
-    let supported = i64::try_from(MIGRATIONS.len()).expect("there are few migrations");
     let read_pragma = |pragma: &str, connection: &Connection| {
         connection
             .query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0))
-            .map_err(JournalOpenError::database(doing))
+            .map_err(JournalOpenError::database("read the version of journal.db"))
     };
     let version = read_pragma("user_version", writer)?;
-    let application = read_pragma("application_id", writer)?;
-    let tables: i64 = writer
-        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(JournalOpenError::database(doing))?;
-    if application != APPLICATION_ID && (application != 0 || tables != 0) {
+    if read_pragma("application_id", writer)? != APPLICATION_ID {
         return Err(JournalOpenError::Foreign);
     }
-    if version > supported {
-        return Err(JournalOpenError::TooNew { found: version, known: supported });
-    }
+    check_version(version)?;
+    apply_migrations(writer, version)
+}
+
+/// Applies the migrations after the first `version` ones, each in a transaction of its own.
+fn apply_migrations(writer: &mut Connection, version: i64) -> Result<(), JournalOpenError> {
+    let doing = "migrate journal.db to the newest schema";
     for (applied, migration) in (0i64..).zip(MIGRATIONS).skip(usize::try_from(version).unwrap_or(0)) {
         let transaction = writer.transaction().map_err(JournalOpenError::database(doing))?;
         transaction
@@ -297,17 +334,26 @@ fn migrate(writer: &mut Connection) -> Result<(), JournalOpenError> {
 mod tests {
     use super::*;
 
+    /// Opens the journal of a home, and creates it if there is none.
+    fn open(home: &Path) -> Connection {
+        crate::database_file::ensure_journal(home).unwrap();
+        open_writer(home).unwrap()
+    }
+
     #[test]
     fn a_new_file_is_private_and_syncs_every_commit() {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
-        let writer = open_writer(home.path()).unwrap();
+        let writer = open(home.path());
+        writer.execute_batch("CREATE TABLE another(a)").unwrap();
         for file in [DATABASE_FILE, LOG_FILE] {
             let mode = home.path().join(file).metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{file}");
         }
         let vacuum: i64 = writer.query_row("PRAGMA auto_vacuum", [], |row| row.get(0)).unwrap();
         assert_eq!(vacuum, 2);
+        let synchronous: i64 = writer.query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap();
+        assert_eq!(synchronous, 2);
         drop(writer);
         open_writer(home.path()).unwrap();
     }
@@ -315,9 +361,11 @@ mod tests {
     #[test]
     fn a_journal_of_a_newer_schema_is_refused() {
         let home = tempfile::tempdir().unwrap();
-        open_writer(home.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();
+        open(home.path()).pragma_update(None, "user_version", 99).unwrap();
         match open_writer(home.path()) {
-            Err(JournalOpenError::TooNew { found: 99, known }) => assert_eq!(known, 3),
+            Err(JournalOpenError::TooNew { found: 99, known }) => {
+                assert_eq!(known, i64::try_from(MIGRATIONS.len()).unwrap())
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -328,6 +376,8 @@ mod tests {
         let other = Connection::open(home.path().join(DATABASE_FILE)).unwrap();
         other.execute_batch("CREATE TABLE mine(a)").unwrap();
         assert!(matches!(open_writer(home.path()), Err(JournalOpenError::Foreign)));
+        let refused = crate::database_file::ensure_journal(home.path());
+        assert!(matches!(refused, Err(JournalOpenError::Foreign)), "{refused:?}");
     }
 
     #[test]

@@ -12,11 +12,13 @@ use qd_protocol::{Millis, Seq};
 use rusqlite::{Connection, Statement, params};
 
 use crate::checkpoint::Checkpointer;
+use crate::database_file::inspect_journal;
 use crate::error::AppendError;
 use crate::event::PublishedEvent;
 use crate::faults::{FaultInjector, WriterStep};
 use crate::index::SessionIndex;
 use crate::lists::idempotency_cutoff;
+use crate::merge::{self, MergePlan};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
 use crate::reserve::DiskReserve;
 use crate::ring::EventHub;
@@ -60,7 +62,8 @@ impl JournalWriter {
                     tracing::error!(%error, "the journal's writer could not prepare its SQL statements");
                     self.refuse_batch(&error.into())
                 }),
-                None => match schema::open_writer(&self.home) {
+                // Inspected again: SQLite would take a file that was emptied meanwhile for a new database.
+                None => match inspect_journal(&self.home).and_then(|()| schema::open_writer(&self.home)) {
                     Ok(opened) => {
                         db = Some(opened);
                         continue;
@@ -84,6 +87,7 @@ impl JournalWriter {
         for task in batch {
             match task {
                 WriterTask::Append(job) => drop(job.answer.send(Err(error.clone()))),
+                WriterTask::Merge { reply, .. } => drop(reply.send(Err(error.clone()))),
                 WriterTask::Vacuum { reply: answer, .. } => drop(answer.send(Err(error.clone()))),
             }
         }
@@ -94,6 +98,7 @@ impl JournalWriter {
         let mut statements = WriterStatements::new(db)?;
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
+        let mut merges = Vec::new();
         let mut answered = 0;
         while self.queue.take(&mut batch, self.expected_batch_len(answered)) {
             answered = batch.len();
@@ -103,6 +108,7 @@ impl JournalWriter {
             for task in batch.drain(..) {
                 match task {
                     WriterTask::Append(job) => jobs.push(job),
+                    WriterTask::Merge { plan, reply } => merges.push((plan, reply)),
                     WriterTask::Vacuum { pages, reply: answer } => {
                         let freed = vacuum(db, pages);
                         self.checkpoints.mark_dirty();
@@ -112,6 +118,10 @@ impl JournalWriter {
             }
             if !jobs.is_empty() && !self.commit_batch(&mut statements, std::mem::take(&mut jobs)) {
                 return Ok(ServeEnd::StorageFailed);
+            }
+            // Appends come first, because somebody waits for them.
+            for (plan, reply) in merges.drain(..) {
+                let _ = reply.send(self.merge(db, &plan));
             }
             if self.index.is_due(self.last) {
                 self.catch_up_index(db);
@@ -129,6 +139,16 @@ impl JournalWriter {
     fn expected_batch_len(&self, answered: usize) -> usize {
         let expected = answered + self.queued_at_commit;
         expected - expected / 16
+    }
+
+    /// Carries out a plan, unless disk space is short: merging frees pages in the file but needs some in the log first.
+    fn merge(&self, db: &Connection, plan: &MergePlan) -> Result<bool, AppendError> {
+        if self.reserve.is_spent() {
+            return Err(AppendError::Full);
+        }
+        let merged = merge::carry_out(db, plan);
+        self.checkpoints.mark_dirty();
+        merged
     }
 
     fn catch_up_index(&mut self, db: &Connection) {
@@ -356,8 +376,8 @@ impl<'c> WriterStatements<'c> {
             commit: db.prepare("COMMIT")?,
             rollback: db.prepare("ROLLBACK")?,
             insert: db.prepare(
-                "INSERT INTO events(gid, session, number, workspace, ts, kind, run, up, data)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                "INSERT INTO events(gid, session, number, workspace, ts, kind, run, up, data, uptime)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             )?,
         })
     }
@@ -393,11 +413,12 @@ impl<'c> WriterStatements<'c> {
                 session,
                 draft.number.map(|number| to_sql_int(number.0)),
                 workspace,
-                to_sql_int(draft.ts.0),
+                to_sql_int(draft.ts.wall.0),
                 draft.kind,
                 draft.run.as_ref().map(|run| run.as_str()),
                 draft.update_number.map(|number| to_sql_int(number.0)),
                 draft.data(),
+                draft.ts.uptime.map(|uptime| uptime.to_string()),
             ])?;
             // The ids behind the keys are recorded with a session's first event, and with every event that has no
             // session. All later events of a session can rely on that.

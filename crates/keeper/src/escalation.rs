@@ -22,7 +22,7 @@ const FREEZE_BATCH: usize = 32;
 const SCANS_BEFORE_KILL: usize = 8;
 /// Calm scans that must find nothing before we believe it. A single one can miss a process that moved, by a fork and an
 /// exit, from a part of the tree not scanned yet to one already scanned.
-const CALM_SCANS: usize = 2;
+pub(crate) const CALM_SCANS: usize = 2;
 /// Dead processes that a scan passes before it starts over. In a fork storm they appear faster than they are reaped,
 /// and the living ones are younger.
 pub(crate) const DEAD_MAX: usize = 512;

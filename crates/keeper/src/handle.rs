@@ -1,5 +1,8 @@
 //! The worker's side of a keeper: starts it, sends it commands and receives the replies. One task owns the socket and
-//! the pending replies; callers reach it through a queue. Nothing here inspects processes itself.
+//! the pending replies; callers reach it through a queue. Nothing here inspects the processes below the keeper.
+//!
+//! No caller waits for ever: a keeper that does not reply is told to continue, in case somebody stopped it, and killed
+//! if that does not help. Then it is lost, like a keeper that died by itself.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -9,7 +12,9 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
+use qd_protocol::limits::KILL_S;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use tokio::io::Interest;
@@ -17,10 +22,11 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::MARK_VARIABLE;
 use crate::process_setup::PROGRAM_NAME;
-use crate::procfs::ProcessIdentity;
+use crate::procfs::{self, ProcessIdentity};
 use crate::wire::{
     ChildExit, DESCRIPTORS, KeeperCommand, KeeperLineBuffer, KeeperReply, LaunchSpec, NumberedLine,
     SweepRequest, SweepResult,
@@ -30,6 +36,15 @@ use crate::wire::{
 const REQUEST_QUEUE_MAX: usize = 16;
 /// Bytes read at once.
 const READ_BYTES: usize = 16 << 10;
+/// How often a keeper is checked while somebody waits for it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How many checks in a row a keeper may neither react nor work before it is killed. They are counted instead of timed,
+/// because this process may have been stopped itself.
+const SILENT_CHECKS_MAX: u32 = 15;
+/// How many checks a keeper whose connection is closed may take to end everything below it before it is killed.
+const CLOSE_CHECKS_MAX: u32 = KILL_S as u32 + 5;
+/// How many checks a killed keeper has to die. After that the kernel does not let it die.
+const DEATH_CHECKS_MAX: u32 = 5;
 
 /// Why a keeper did not carry out a command.
 #[derive(Debug, thiserror::Error)]
@@ -101,9 +116,13 @@ impl KeeperHandle {
         send_command(&self.requests, KeeperCommand::BeginTurn).await.map(drop)
     }
 
-    /// Ends the turn. Processes that it has left running stay on purpose.
-    pub async fn end_turn(&self) -> Result<(), KeeperError> {
-        send_command(&self.requests, KeeperCommand::EndTurn).await.map(drop)
+    /// Ends the turn, and returns whether it has left processes running, apart from the helpers with the names in
+    /// `spare`. They stay on purpose, unless they are ended by a sweep of the ended turn.
+    pub async fn end_turn(&self, spare: Vec<String>) -> Result<bool, KeeperError> {
+        match send_command(&self.requests, KeeperCommand::EndTurn { spare }).await? {
+            KeeperReply::TurnEnded { leaves_processes } => Ok(leaves_processes),
+            _ => Err(KeeperError::Lost),
+        }
     }
 
     /// Ends processes, and returns when they are gone. A second sweep of the same scope, or of everything, can shorten
@@ -124,7 +143,7 @@ impl KeeperHandle {
     }
 
     /// Waits until the keeper process is dead and reaped. Its children have then been adopted by this process, if it is
-    /// a subreaper.
+    /// a subreaper. A keeper that the kernel does not let die counts as dead after a while.
     pub async fn wait_until_lost(&self) {
         self.requests.closed().await;
     }
@@ -254,9 +273,23 @@ struct KeeperConnection {
     /// The channels that report a child's exit, by the id of the request that started it.
     exit_senders: HashMap<u64, watch::Sender<Option<ChildExit>>>,
     keeper: Child,
+    /// The keeper as the kernel knows it, for signals.
+    process: Option<ProcessIdentity>,
+    /// A turn is open: the keeper is checked even if no reply is pending, because drivers wait for exits that it reports.
+    in_turn: bool,
+    /// The ping that the keeper has not answered.
+    pending_ping: Option<u64>,
+    /// Whether anything has arrived since the last check.
+    has_received: bool,
+    /// The processor time of the keeper at the last check.
+    cpu_ticks: Option<u64>,
+    /// In how many checks in a row the keeper has neither reacted nor worked.
+    silent_checks: u32,
+    next_check: Instant,
 }
 
-/// The keeper has closed the connection or sent an unreadable line, or no handle is left that could send a request.
+/// The keeper has closed the connection, sent an unreadable line or stopped replying, or no handle is left that could
+/// send a request.
 #[derive(Debug)]
 struct KeeperConnectionBroken;
 
@@ -270,7 +303,14 @@ impl KeeperConnection {
             last_id: 0,
             pending_replies: HashMap::new(),
             exit_senders: HashMap::new(),
+            process: ProcessIdentity::find(keeper.id()),
             keeper,
+            in_turn: false,
+            pending_ping: None,
+            has_received: false,
+            cpu_ticks: None,
+            silent_checks: 0,
+            next_check: Instant::now(),
         })
     }
 
@@ -279,31 +319,80 @@ impl KeeperConnection {
     /// only after that.
     async fn run(mut self) {
         while self.exchange().await.is_ok() {}
-        let Self { socket, queue, mut keeper, .. } = self;
+        let is_hung = self.silent_checks >= SILENT_CHECKS_MAX;
+        let Self { socket, queue, keeper, process, .. } = self;
         drop(socket);
-        // This fails only when the runtime ends, and this task with it.
-        let _ = tokio::task::spawn_blocking(move || keeper.wait()).await;
+        wait_for_death(keeper, process, is_hung).await;
         drop(queue);
     }
 
-    /// Sends one request or receives replies.
+    /// Sends one request, receives replies, or checks whether the keeper still replies.
     async fn exchange(&mut self) -> Result<(), KeeperConnectionBroken> {
+        let is_awaited = self.in_turn || !self.pending_replies.is_empty();
         tokio::select! {
-            request = self.queue.recv() => match request {
-                Some(request) => self.forward_request(request).await,
-                None => Err(KeeperConnectionBroken),
-            },
+            // What has arrived is read before the keeper is judged.
+            biased;
             readable = self.socket.readable() => match readable {
                 Ok(()) => self.receive_replies().await,
                 Err(_) => Err(KeeperConnectionBroken),
             },
+            request = self.queue.recv() => match request {
+                Some(request) => self.forward_request(request).await,
+                None => Err(KeeperConnectionBroken),
+            },
+            () = tokio::time::sleep_until(self.next_check), if is_awaited => {
+                self.check(self.pending_ping.is_some() || !self.pending_replies.is_empty())?;
+                self.ping().await
+            }
         }
+    }
+
+    /// Notes whether the keeper has reacted since the last check. If it should have and did not, it may be stopped, so it
+    /// is told to continue. One that works is not stopped: in a fork storm it may have no time to reply.
+    fn check(&mut self, should_react: bool) -> Result<(), KeeperConnectionBroken> {
+        self.next_check = Instant::now() + CHECK_INTERVAL;
+        let cpu_ticks = self.process.as_ref().and_then(procfs::cpu_ticks);
+        let has_worked = std::mem::replace(&mut self.cpu_ticks, cpu_ticks) != cpu_ticks;
+        let has_received = std::mem::take(&mut self.has_received);
+        let is_silent = should_react && !has_received && !has_worked;
+        self.silent_checks = if is_silent { self.silent_checks + 1 } else { 0 };
+        if self.silent_checks == 0 {
+            return Ok(());
+        }
+        if self.silent_checks >= SILENT_CHECKS_MAX {
+            return Err(KeeperConnectionBroken);
+        }
+        signal_keeper(self.process.as_ref(), Signal::CONT);
+        Ok(())
+    }
+
+    /// Sends a ping, unless one is on its way: a sweep may take long, and shows no sign of life meanwhile.
+    async fn ping(&mut self) -> Result<(), KeeperConnectionBroken> {
+        if self.pending_ping.is_some() {
+            return Ok(());
+        }
+        self.last_id += 1;
+        self.pending_ping = Some(self.last_id);
+        let ping = NumberedLine { id: self.last_id, body: KeeperCommand::Ping };
+        self.send(&ping.to_line(), None).await
     }
 
     async fn forward_request(
         &mut self,
         KeeperRequest { command, start, reply }: KeeperRequest,
     ) -> Result<(), KeeperConnectionBroken> {
+        if !self.in_turn && self.pending_replies.is_empty() {
+            // Nobody has waited for a while, so nothing was checked.
+            self.next_check = Instant::now() + CHECK_INTERVAL;
+            self.has_received = false;
+            self.cpu_ticks = self.process.as_ref().and_then(procfs::cpu_ticks);
+            self.silent_checks = 0;
+        }
+        match command {
+            KeeperCommand::BeginTurn => self.in_turn = true,
+            KeeperCommand::EndTurn { .. } => self.in_turn = false,
+            _ => {}
+        }
         self.last_id += 1;
         let id = self.last_id;
         self.pending_replies.insert(id, reply);
@@ -328,6 +417,7 @@ impl KeeperConnection {
         match self.socket.try_read(&mut bytes) {
             Ok(0) => Err(KeeperConnectionBroken),
             Ok(read) => {
+                self.has_received = true;
                 self.lines.push(bytes.get(..read).unwrap_or_default());
                 Ok(())
             }
@@ -343,6 +433,10 @@ impl KeeperConnection {
             }
             return Ok(());
         }
+        if self.pending_ping == Some(id) {
+            self.pending_ping = None;
+            return Ok(());
+        }
         if matches!(reply, KeeperReply::Failed { .. }) {
             self.exit_senders.remove(&id);
         }
@@ -356,9 +450,9 @@ impl KeeperConnection {
         Ok(())
     }
 
-    /// Sends a line. The descriptors travel with its first byte.
+    /// Sends a line. The descriptors travel with its first byte. A keeper that does not read is checked meanwhile.
     async fn send(
-        &self,
+        &mut self,
         line: &[u8],
         descriptors: Option<&[OwnedFd; DESCRIPTORS]>,
     ) -> Result<(), KeeperConnectionBroken> {
@@ -366,12 +460,40 @@ impl KeeperConnection {
         let mut unsent_descriptors = descriptors;
         while !rest.is_empty() {
             let write = || send_some(&self.socket, rest, unsent_descriptors);
-            let sent =
-                self.socket.async_io(Interest::WRITABLE, write).await.map_err(|_| KeeperConnectionBroken)?;
+            let written = self.socket.async_io(Interest::WRITABLE, write);
+            let Ok(written) = tokio::time::timeout(CHECK_INTERVAL, written).await else {
+                self.check(true)?;
+                continue;
+            };
+            let sent = written.map_err(|_| KeeperConnectionBroken)?;
             unsent_descriptors = None;
             rest = rest.get(sent..).unwrap_or_default();
         }
         Ok(())
+    }
+}
+
+/// Waits until a keeper without a connection has ended everything below it and is dead itself. A stopped keeper is told
+/// to continue; one that takes too long or `is_hung` is killed.
+async fn wait_for_death(mut keeper: Child, process: Option<ProcessIdentity>, is_hung: bool) {
+    let kill_after = if is_hung { 0 } else { CLOSE_CHECKS_MAX };
+    // The wait fails only when the runtime ends, and this task with it.
+    let mut death = tokio::task::spawn_blocking(move || keeper.wait());
+    for checks in 0..=kill_after + DEATH_CHECKS_MAX {
+        if checks >= kill_after {
+            signal_keeper(process.as_ref(), Signal::KILL);
+        } else {
+            signal_keeper(process.as_ref(), Signal::CONT);
+        }
+        if tokio::time::timeout(CHECK_INTERVAL, &mut death).await.is_ok() {
+            return;
+        }
+    }
+}
+
+fn signal_keeper(process: Option<&ProcessIdentity>, signal: Signal) {
+    if let Some(process) = process {
+        procfs::send_signal(process, signal);
     }
 }
 

@@ -21,10 +21,10 @@ use rustix::net::{
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::escalation::{DEAD_MAX, EscalationStep, KillEscalation, ProcessVisitor, poll_until};
+use crate::escalation::{CALM_SCANS, DEAD_MAX, EscalationStep, KillEscalation, ProcessVisitor, poll_until};
 use crate::launch::{LaunchError, launch};
 use crate::ledger::ProcessLedger;
-use crate::process_setup::{close_inherited_descriptors, set_process_name};
+use crate::process_setup::{self, close_inherited_descriptors, set_process_name};
 use crate::procfs::{self, ProcessIdentity};
 use crate::wire::{
     ChildExit, DESCRIPTORS, KeeperCommand, KeeperLineBuffer, KeeperReply, NumberedLine, SweepRequest,
@@ -35,6 +35,9 @@ use crate::wire::{
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 /// How many processes are reaped before other work is done. In a fork storm they could die as fast as we reap.
 const REAP_BATCH: usize = 512;
+/// How often the processes of an ending turn are looked for before it counts as leaving some. Scans are repeated while
+/// processes die meanwhile.
+const LEFTOVER_SCANS_MAX: usize = 16;
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
 
@@ -87,6 +90,7 @@ impl KeeperProcess {
     /// Turns this process into a keeper.
     fn become_keeper() -> io::Result<Self> {
         detach_from_worker()?;
+        process_setup::survive_file_size_limit()?;
         // Install a handler for each signal: an ignored signal would stay ignored in every child.
         for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
@@ -212,10 +216,12 @@ impl KeeperProcess {
                 self.ledger.begin_turn(&self.process_tree());
                 self.queue_reply(id, KeeperReply::Done);
             }
-            KeeperCommand::EndTurn => {
+            KeeperCommand::EndTurn { spare } => {
+                let leaves_processes = self.turn_leaves_processes(spare);
                 self.ledger.end_turn(&self.process_tree());
-                self.queue_reply(id, KeeperReply::Done);
+                self.queue_reply(id, KeeperReply::TurnEnded { leaves_processes });
             }
+            KeeperCommand::Ping => self.queue_reply(id, KeeperReply::Done),
             KeeperCommand::Sweep(sweep) => self.begin_sweep(Some(id), sweep),
             KeeperCommand::ListLeftovers => {
                 let leftovers = self.ledger.leftovers(&self.process_tree());
@@ -285,6 +291,24 @@ impl KeeperProcess {
         }
     }
 
+    /// Whether the open turn leaves processes. If the scans never come to rest, it may.
+    fn turn_leaves_processes(&mut self, spare: Vec<String>) -> bool {
+        let sweep = SweepRequest { scope: SweepScope::Turn, grace: Duration::ZERO, spare };
+        let mut calm_scans = 0;
+        for _ in 0..LEFTOVER_SCANS_MAX {
+            let mut found = false;
+            let is_calm = self.visit_targets(&sweep, &mut |_| {
+                found = true;
+                ControlFlow::Break(())
+            });
+            calm_scans += usize::from(is_calm);
+            if found || calm_scans == CALM_SCANS {
+                return found;
+            }
+        }
+        true
+    }
+
     /// Visits the targets of a sweep. Returns whether the scan was calm, see [`procfs::walk_descendants`].
     fn visit_targets(
         &mut self,
@@ -348,6 +372,8 @@ impl KeeperProcess {
 fn detach_from_worker() -> io::Result<()> {
     // This fails only if we already lead a process group; then there is nothing to leave.
     let _ = rustix::process::setsid();
+    // If somebody stops this process and its worker then dies, nobody else would let it continue and end what is below.
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     std::env::set_current_dir("/")?;
     close_inherited_descriptors()
 }

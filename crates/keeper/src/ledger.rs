@@ -14,6 +14,9 @@ pub(crate) struct ProcessLedger {
     children: BTreeMap<u64, StartedChild>,
     /// The processes that existed when the open turn began. Absent between turns.
     before_turn: Option<BTreeSet<ProcessIdentity>>,
+    /// The same for the turn that ended last, in case it is cancelled after all. Absent once another turn or agent
+    /// begins.
+    before_ended_turn: Option<BTreeSet<ProcessIdentity>>,
     /// The agent's processes that existed before its first turn, whatever their parent is now.
     before_first_turn: BTreeSet<ProcessIdentity>,
     /// Whether the agent has begun a turn since it was started.
@@ -35,6 +38,7 @@ impl ProcessLedger {
         if self.agents().is_empty() {
             self.leftovers.extend(tree.iter().map(|node| node.process.clone()));
             self.had_turn = false;
+            self.before_ended_turn = None;
         }
     }
 
@@ -62,6 +66,7 @@ impl ProcessLedger {
             self.had_turn = true;
         }
         self.before_turn = Some(tree.iter().map(|node| node.process.clone()).collect());
+        self.before_ended_turn = None;
     }
 
     /// Ends the turn. What it started and has not ended stays on purpose.
@@ -76,7 +81,7 @@ impl ProcessLedger {
         };
         // Replacing the set forgets the processes that are gone.
         self.leftovers = tree.iter().filter(is_left).map(|node| node.process.clone()).collect();
-        self.before_turn = None;
+        self.before_ended_turn = self.before_turn.take().or(self.before_ended_turn.take());
     }
 
     /// What finished turns have left running: everything that would outlive the agent, except what the open turn
@@ -133,10 +138,12 @@ pub(crate) struct SweepTargetSelector<'a, F> {
 
 impl<F: Fn(&ProcessIdentity) -> bool> SweepTargetSelector<'_, F> {
     pub(crate) fn is_target(&mut self, node: &ProcessNode) -> bool {
+        let ledger = self.ledger;
         match self.scope {
             SweepScope::All => true,
             SweepScope::Agent => self.belongs_to_agent(node),
-            SweepScope::Turn => self.belongs_to_turn(node),
+            SweepScope::Turn => self.belongs_to_turn(node, ledger.before_turn.as_ref()),
+            SweepScope::EndedTurn => self.belongs_to_turn(node, ledger.before_ended_turn.as_ref()),
         }
     }
 
@@ -152,8 +159,9 @@ impl<F: Fn(&ProcessIdentity) -> bool> SweepTargetSelector<'_, F> {
         is_owned && !is_leftover
     }
 
-    fn belongs_to_turn(&mut self, node: &ProcessNode) -> bool {
-        let Some(before) = &self.ledger.before_turn else { return false };
+    /// Whether a process was started during the turn before which only the processes of `before` existed.
+    fn belongs_to_turn(&mut self, node: &ProcessNode, before: Option<&BTreeSet<ProcessIdentity>>) -> bool {
+        let Some(before) = before else { return false };
         let is_agent = self.agents.contains(&node.process);
         // Otherwise an agent with the name of a helper (both can be `node`) would spare everything.
         let is_helper = self.helpers.includes(node, !is_agent && (self.is_helper)(&node.process));
@@ -287,6 +295,26 @@ mod tests {
         let tree = [node(AGENT, KEEPER), node(11, KEEPER), node(12, 11)];
         assert_eq!(targets(&ledger, &tree, SweepScope::Agent), [AGENT, 11, 12]);
         assert_eq!(pids(&ledger.leftovers(&tree)), [0; 0]);
+    }
+
+    #[test]
+    fn what_an_ended_turn_left_can_be_selected_until_the_next_turn_or_agent_begins() {
+        let mut ledger = ledger_with_agent();
+        ledger.begin_turn(&[node(AGENT, KEEPER)]);
+        ledger.end_turn(&[node(AGENT, KEEPER), node(20, KEEPER)]);
+        ledger.begin_turn(&[node(AGENT, KEEPER), node(20, KEEPER)]);
+        let tree = [node(AGENT, KEEPER), node(20, KEEPER), node(30, KEEPER), node(31, 30)];
+        ledger.end_turn(&tree);
+        assert_eq!(targets(&ledger, &tree, SweepScope::EndedTurn), [30, 31], "20 is of an earlier turn");
+        assert_eq!(targets(&ledger, &tree, SweepScope::Turn), [0; 0]);
+        ledger.end_turn(&tree);
+        assert_eq!(targets(&ledger, &tree, SweepScope::EndedTurn), [30, 31], "no turn was open");
+        ledger.begin_turn(&tree);
+        assert_eq!(targets(&ledger, &tree, SweepScope::EndedTurn), [0; 0]);
+        ledger.end_turn(&tree);
+        ledger.record_reaped(AGENT);
+        ledger.prepare_agent_start(&tree);
+        assert_eq!(targets(&ledger, &tree, SweepScope::EndedTurn), [0; 0]);
     }
 
     #[test]

@@ -1,8 +1,12 @@
-//! What each of our own processes does first, whatever its role: it sets a recognizable name and closes descriptors
-//! that it inherited by accident.
+//! What each of our own processes does first, whatever its role: it sets a recognizable name, closes descriptors that it
+//! inherited by accident, and makes a file size limit an error instead of its death.
 
 use std::ffi::CStr;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use signal_hook::consts::SIGXFSZ;
 
 /// `argv[0]` of all our processes. The second one tells their role.
 pub const PROGRAM_NAME: &str = "qd";
@@ -33,4 +37,11 @@ pub fn close_inherited_descriptors() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes a write beyond the file size limit (`ulimit -f`) fail with an error, like a write to a full disk. By default
+/// the kernel ends the process with SIGXFSZ. A handler is installed, because an ignored signal would stay ignored in
+/// every agent that the process starts.
+pub fn survive_file_size_limit() -> io::Result<()> {
+    signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
 }

@@ -73,6 +73,12 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
     ProcStat::read(pid).map(|stat| stat.start_ticks)
 }
 
+/// The processor time that a process has used so far, in kernel ticks.
+pub(crate) fn cpu_ticks(process: &ProcessIdentity) -> Option<u64> {
+    let stat = ProcStat::read(process.pid).filter(|stat| stat.start_ticks == process.start_ticks)?;
+    Some(stat.cpu_ticks)
+}
+
 /// The parent of a process. Absent for pid 1 and for kernel threads.
 pub fn parent(pid: u32) -> Option<u32> {
     ProcStat::read(pid).map(|stat| stat.parent).filter(|parent| *parent > 0)
@@ -125,6 +131,17 @@ pub fn find_marked(mark: &str) -> Vec<ProcessIdentity> {
         ControlFlow::Continue(())
     });
     found
+}
+
+/// The living processes of our own user that were started as this part of our program; see [`is_started_as`].
+pub fn find_started_as(part: &str) -> Vec<ProcessIdentity> {
+    own_pids().filter(|pid| is_started_as(*pid, part)).filter_map(ProcessIdentity::find).collect()
+}
+
+/// The living processes of our own user whose mark matches, each with its mark.
+pub fn find_marks(matches: impl Fn(&str) -> bool) -> Vec<(ProcessIdentity, String)> {
+    let marked = own_pids().filter_map(|pid| Some((pid, mark_of(pid).filter(|mark| matches(mark))?)));
+    marked.filter_map(|(pid, mark)| Some((ProcessIdentity::find(pid)?, mark))).collect()
 }
 
 /// The mark that a process was started with.
@@ -340,6 +357,7 @@ struct ProcStat {
     name: String,
     state: char,
     parent: u32,
+    cpu_ticks: u64,
     threads: u32,
     start_ticks: u64,
 }
@@ -358,9 +376,11 @@ impl ProcStat {
         let mut fields = str::from_utf8(stat.get(close + 1..)?).ok()?.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
-        let threads = fields.nth(20 - 5)?.parse().ok()?;
+        let user_ticks: u64 = fields.nth(14 - 5)?.parse().ok()?;
+        let system_ticks: u64 = fields.next()?.parse().ok()?;
+        let threads = fields.nth(20 - 16)?.parse().ok()?;
         let start_ticks = fields.nth(22 - 21)?.parse().ok()?;
-        Some(Self { name, state, parent, threads, start_ticks })
+        Some(Self { name, state, parent, cpu_ticks: user_ticks + system_ticks, threads, start_ticks })
     }
 
     /// A process whose main thread has exited is also in state `Z` while its other threads keep running.
@@ -433,6 +453,12 @@ fn pids() -> impl Iterator<Item = u32> {
     numbers_in("/proc")
 }
 
+/// The pids of the processes of our own user.
+fn own_pids() -> impl Iterator<Item = u32> {
+    let uid = rustix::process::geteuid().as_raw();
+    pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|metadata| metadata.uid() == uid))
+}
+
 /// The entries of a directory that are numbers.
 fn numbers_in(directory: &str) -> impl Iterator<Item = u32> {
     let entries = fs::read_dir(directory).into_iter().flatten();
@@ -462,16 +488,22 @@ mod tests {
 
     #[test]
     fn a_name_with_brackets_and_blanks_does_not_shift_the_fields() {
-        let line = b"7 (a) b) (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 5 0 123456 0 0";
+        let line = b"7 (a) b) (c) S 3 7 7 0 -1 0 0 0 0 0 40 2 0 0 20 0 5 0 123456 0 0";
         let stat = ProcStat::parse(line).unwrap();
         assert_eq!((stat.name.as_str(), stat.state, stat.parent), ("a) b) (c", 'S', 3));
-        assert_eq!((stat.threads, stat.start_ticks), (5, 123_456));
+        assert_eq!((stat.cpu_ticks, stat.threads, stat.start_ticks), (42, 5, 123_456));
     }
 
     #[test]
     fn a_dead_first_thread_is_not_a_dead_process() {
-        let stat =
-            |state, threads| ProcStat { name: String::new(), state, parent: 1, threads, start_ticks: 1 };
+        let stat = |state, threads| ProcStat {
+            name: String::new(),
+            state,
+            parent: 1,
+            threads,
+            start_ticks: 1,
+            cpu_ticks: 0,
+        };
         assert!(stat('Z', 1).is_dead());
         assert!(!stat('Z', 2).is_dead());
         assert!(!stat('T', 1).is_dead());
@@ -494,6 +526,9 @@ mod tests {
         assert_eq!(name(pid).as_deref(), Some("sleep"));
         assert!(find_marked("of-the-sleeper").contains(&process));
         assert!(find_marked("of-the").is_empty());
+        let with_mark = (process.clone(), "of-the-sleeper".to_owned());
+        assert!(find_marks(|mark| mark.starts_with("of-the-")).contains(&with_mark));
+        assert!(find_started_as("1000").contains(&process) && !find_started_as("sleep").contains(&process));
         kill_and_reap(child);
         assert!(!is_alive(&process) && start_ticks(pid).is_none());
     }

@@ -47,6 +47,8 @@ pub enum SweepScope {
     /// The processes that did not exist when the turn began, except the agent itself and its helpers (by name) with
     /// everything below them. None if no turn is open.
     Turn,
+    /// Like [`SweepScope::Turn`], for the turn that ended last. None if a turn or another agent has begun since.
+    EndedTurn,
     /// The agent, everything below it, and what existed before its first turn, but not what finished turns left
     /// running.
     Agent,
@@ -131,7 +133,12 @@ pub(crate) enum KeeperCommand {
     /// Record the existing processes: all that appear later belong to the turn.
     BeginTurn,
     /// Record what the turn leaves running.
-    EndTurn,
+    EndTurn {
+        /// Names of the agent's own helpers, which the turn may always leave.
+        spare: Vec<String>,
+    },
+    /// Reply at once. Sent to a keeper that has not replied to something else for a while.
+    Ping,
     Sweep(SweepRequest),
     /// List what turns have left running.
     #[serde(rename = "left")]
@@ -154,6 +161,10 @@ pub(crate) enum KeeperReply {
     /// A started program has exited. This is the only unsolicited message.
     Exited(ChildExit),
     Done,
+    TurnEnded {
+        /// Whether the turn left processes running.
+        leaves_processes: bool,
+    },
     Swept(SweepResult),
     #[serde(rename = "left")]
     Leftovers(Vec<ProcessIdentity>),

@@ -8,6 +8,7 @@ mod outbox;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentExitReason, TurnLimits, UpdateNumber};
@@ -27,16 +28,41 @@ pub trait WorkerConnector: Send + 'static {
     fn dial(&mut self)
     -> impl Future<Output = Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable>> + Send;
 
+    /// Ends a worker that is lost or was given up, with everything that its agent started, so that nothing more can
+    /// come from it. Called before [`WorkerConnector::read_undelivered`].
+    fn end_worker(&mut self) -> impl Future<Output = WorkerEnding> + Send {
+        std::future::ready(WorkerEnding::NotFound)
+    }
+
     /// Reads the updates after this number that a dead worker left in its spool.
     fn read_undelivered(&mut self, after: UpdateNumber) -> impl Future<Output = Vec<NumberedUpdate>> + Send;
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerUnreachable {
-    /// The worker cannot be reached now. The link retries with growing pauses.
-    RetryLater,
+    /// The worker cannot be reached now, for this reason. The link retries with growing pauses, until
+    /// [`LinkOptions::reach_timeout`] has passed.
+    RetryLater(String),
+    /// The worker's machine is away. The connector has waited for it for a while, and itself decides how long to wait
+    /// in all, so this attempt does not count towards [`LinkOptions::reach_timeout`].
+    MachineAway,
     /// The worker is dead and will not come back.
     Dead,
+}
+
+/// What became of a worker that was to be ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkerEnding {
+    /// The worker was alive. It has been ended, and nothing that its agent started is left.
+    Ended,
+    /// No process of the worker was found.
+    NotFound,
+    /// The worker is on another machine, which was told to end it.
+    Requested,
+    /// The worker's process holds workers of other sessions too, and was left running.
+    LeftRunning,
+    /// These processes are still alive.
+    Survived(Vec<u32>),
 }
 
 #[derive(Debug, Clone)]
@@ -48,6 +74,8 @@ pub struct LinkOptions {
     pub secret: Secret,
     /// The last update number in the journal.
     pub journalled: UpdateNumber,
+    /// How long a worker that is not dead is tried before it is given up.
+    pub reach_timeout: Duration,
     /// Our version, for logs.
     pub software: String,
     /// What to start if the worker has no agent for the session. Without it, an empty worker means that the agent is

@@ -47,7 +47,9 @@ pub fn fit_update(update: &mut AgentUpdate) {
         AgentUpdate::Turn { update: turn_update, .. } => fit_turn_update(turn_update),
         AgentUpdate::Ask { ask, .. } => self::fit_ask(ask),
         AgentUpdate::TurnEnded { outcome, .. } => self::fit_outcome(outcome),
-        AgentUpdate::Gone(AgentExitReason::Failed(error)) => self::fit_error(error),
+        AgentUpdate::Gone(AgentExitReason::Failed(error) | AgentExitReason::Unreachable(error)) => {
+            self::fit_error(error)
+        }
         AgentUpdate::AskWithdrawn { .. }
         | AgentUpdate::AskDelivered { .. }
         | AgentUpdate::SteerTaken { .. }

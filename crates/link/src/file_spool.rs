@@ -51,6 +51,8 @@ struct SpoolSegment {
     last: UpdateNumber,
     bytes: u64,
     unsynced: bool,
+    /// The file may be longer than `bytes`: an append failed half-way, and so did its removal.
+    has_torn_end: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -154,7 +156,14 @@ impl FileSpool {
                 Some(OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?);
             self.folder_unsynced = true;
             let last = UpdateNumber(first.0.saturating_sub(1));
-            self.segments.push_back(SpoolSegment { path, first, last, bytes: 0, unsynced: false });
+            self.segments.push_back(SpoolSegment {
+                path,
+                first,
+                last,
+                bytes: 0,
+                unsynced: false,
+                has_torn_end: false,
+            });
         }
         match (&mut self.current_file, self.segments.back_mut()) {
             (Some(file), Some(segment)) => Ok((file, segment)),
@@ -184,9 +193,14 @@ impl Spool for FileSpool {
         }
         let Some(count) = u64::try_from(lines.len()).ok().filter(|count| *count > 0) else { return Ok(()) };
         let (file, segment) = self.current_segment(first)?;
-        if let Err(error) = file.write_all(&text) {
-            // Half a line would corrupt the next one. If truncating fails too, readers stop at the damaged line.
+        if segment.has_torn_end {
             file.set_len(segment.bytes)?;
+            segment.has_torn_end = false;
+        }
+        if let Err(error) = file.write_all(&text) {
+            // Half a line would corrupt the next one. If it cannot be removed now, it is removed before the next append;
+            // a reader of a dead worker's spool stops there.
+            segment.has_torn_end = file.set_len(segment.bytes).is_err();
             return Err(error);
         }
         segment.bytes += text.len() as u64;

@@ -8,6 +8,7 @@
 //! - `worker_endpoint`: the worker's end of a session's link over a socket. It outlives its connections.
 //! - `agent_link`: the daemon's end of the same link.
 //! - [`event_size`]: cuts an update down to what one event can hold.
+//! - `task_watch`: notices when a task of a worker dies.
 //! - `spool`: keeps the updates that the daemon has not acknowledged.
 //! - `proof`: how both ends prove that they know the same secret.
 //! - `link_connection`: one connection, as both ends use it.
@@ -34,11 +35,12 @@ pub mod record;
 pub mod serve;
 pub mod socket;
 mod spool;
+mod task_watch;
 pub mod terminal_handshake;
 mod update_window;
 mod worker_endpoint;
 
-pub use agent_link::{AgentLink, LinkEvent, LinkOptions, WorkerConnector, WorkerUnreachable};
+pub use agent_link::{AgentLink, LinkEvent, LinkOptions, WorkerConnector, WorkerEnding, WorkerUnreachable};
 pub use executor::{
     Executor, PlainApproval, RunAssignment, RunError, RunHandle, RunStopped, TurnOutcome, TurnUpdate,
 };

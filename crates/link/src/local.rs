@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::command_queue::CommandQueue;
+use crate::task_watch::panic_message;
 use crate::update_window::{NumberedUpdate, UpdateWindow, split_update};
 
 /// The session has released its agent and reads no more updates.
@@ -345,7 +346,5 @@ fn panic_error(error: JoinError) -> RunError {
     let Ok(panic) = error.try_into_panic() else {
         return RunError::new("agent_ended", "the agent's task was aborted");
     };
-    let message =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    RunError::new("agent_panicked", format!("the agent panicked: {}", message.unwrap_or("no message")))
+    RunError::new("agent_panicked", format!("the agent panicked: {}", panic_message(panic.as_ref())))
 }

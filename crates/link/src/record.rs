@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use qd_protocol::WorkerId;
@@ -112,15 +112,6 @@ fn short_socket_path(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     Ok((path, Some(folder)))
 }
 
-/// Whether process `pid` holds the lock of the worker process `id`. A record could name any pid, so this is checked
-/// before a process is signalled.
-pub fn is_lock_held_by(dir: &Path, id: &str, pid: u32) -> bool {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    let Some(lock) = WorkerFiles::of(dir, id).and_then(|files| identity(&files.lock)) else { return false };
-    let Ok(open_files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    is_worker_alive(dir, id) && open_files.flatten().any(|entry| identity(&entry.path()) == Some(lock))
-}
-
 /// Every record in a home, of living and dead workers, sorted by id. Files that are not records are ignored.
 pub fn read_records(dir: &Path) -> Vec<WorkerRecord> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
@@ -167,11 +158,9 @@ mod tests {
         assert!(!is_worker_alive(dir.path(), "a"));
         let lock = WorkerLock::try_acquire(&files).unwrap().unwrap();
         assert!(is_worker_alive(dir.path(), "a") && is_worker_alive(dir.path(), "a"));
-        assert!(is_lock_held_by(dir.path(), "a", std::process::id()));
-        assert!(!is_lock_held_by(dir.path(), "a", 1), "a pid that a record merely names does not hold it");
         assert!(WorkerLock::try_acquire(&files).unwrap().is_none());
         drop(lock);
-        assert!(!is_worker_alive(dir.path(), "a") && !is_lock_held_by(dir.path(), "a", std::process::id()));
+        assert!(!is_worker_alive(dir.path(), "a"));
         files.remove().unwrap();
         assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
     }

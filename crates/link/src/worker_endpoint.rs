@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
 use qd_protocol::worker::Secret;
@@ -32,6 +33,7 @@ use crate::command_queue::CommandQueue;
 use crate::local::{AgentCommandSender, LocalLinkEvent, SessionEndpoint};
 use crate::socket::{ByteStream, Socket, SocketError};
 use crate::spool::Spool;
+use crate::task_watch::TaskWatch;
 
 #[derive(Debug, Clone)]
 pub struct WorkerEndpointOptions {
@@ -95,8 +97,10 @@ impl WorkerEndpoint {
             space_freed: Notify::new(),
             request_ready: Notify::new(),
             sync_needed: Notify::new(),
+            tasks: TaskWatch::new(),
         });
-        let spool_sync_task = tokio::spawn(sync_spool_while_detached(Arc::clone(&shared)));
+        let sync = sync_spool_while_detached(Arc::clone(&shared));
+        let spool_sync_task = shared.tasks.spawn_endless("spool sync", sync);
         WorkerEndpoint { owner: Arc::new(EndpointOwner { shared, spool_sync_task }) }
     }
 
@@ -106,7 +110,8 @@ impl WorkerEndpoint {
         let shared = Arc::clone(&self.owner.shared);
         let mut state = self.owner.shared.lock();
         let (command_sender, stop) = (agent.command_sender(), Arc::new(Notify::new()));
-        let task = tokio::spawn(forward_agent_output(shared, agent, Arc::clone(&stop)));
+        let forward = forward_agent_output(shared, agent, Arc::clone(&stop));
+        let task = self.owner.shared.tasks.spawn("agent output", forward);
         state.presence = v1::AgentPresence::Starting;
         state.agent = Some(EndpointAgent { command_sender, stop, task });
         state.requests.on_agent_set();
@@ -146,7 +151,18 @@ impl WorkerEndpoint {
             return Err(refuse_daemon(&mut socket, HandshakeRefusal::bad_number(hello.journalled)).await);
         };
         complete_handshake(&mut socket, &hello, secret, software, summary).await?;
-        serve_daemon(shared, socket, hello.journalled).await
+        self.serve_attached(socket, hello.journalled).await
+    }
+
+    /// Ends the connection of the attached daemon, if there is one.
+    pub(crate) fn disconnect(&self) {
+        let mut state = self.owner.shared.lock();
+        if let Some(connection) = state.connection.take() {
+            state.outbox.set_last_sent(None);
+            state.attachment_changed_at = Instant::now();
+            self.owner.shared.notify_changed(&state);
+            connection.notify_one();
+        }
     }
 
     /// Serves the connection on which this endpoint's agent was started, until the connection ends.
@@ -154,7 +170,25 @@ impl WorkerEndpoint {
         &self,
         started: StartedConnection<W>,
     ) -> Result<(), SocketError> {
-        serve_daemon(&self.owner.shared, started.socket, started.journalled).await
+        self.serve_attached(started.socket, started.journalled).await
+    }
+
+    /// A panic while a daemon is served would happen again with each of its attempts to reconnect. So it is a death
+    /// like that of a task of ours.
+    async fn serve_attached<W: ByteStream>(
+        &self,
+        socket: Socket<W>,
+        received: UpdateNumber,
+    ) -> Result<(), SocketError> {
+        let shared = &self.owner.shared;
+        let served = shared.tasks.run("connection", serve_daemon(shared, socket, received)).await;
+        served.unwrap_or(Err(SocketError::Closed))
+    }
+
+    /// The last death of a task of this endpoint; `None` while all are alive. Without them the session would wait for
+    /// ever, so the owner of the endpoint ends it.
+    pub fn watch_task_deaths(&self) -> watch::Receiver<Option<RunError>> {
+        self.owner.shared.tasks.subscribe()
     }
 
     /// The daemon's next lifecycle request, each once and in order. Cancelling the wait loses nothing.
@@ -219,6 +253,7 @@ struct EndpointShared {
     request_ready: Notify,
     /// Wakes the task that syncs the spool.
     sync_needed: Notify,
+    tasks: TaskWatch,
 }
 
 struct EndpointState {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use qd_link::{
     AgentEndpoint, AgentLink, LifecycleRequest, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, Spool,
-    WorkerEndpoint, WorkerEndpointOptions, host_agent, local_link,
+    WorkerEnding, WorkerEndpoint, WorkerEndpointOptions, host_agent, local_link,
 };
 use qd_protocol::frame::v1::{self, DaemonLinkFrame, WorkerLinkFrame};
 use qd_protocol::limits::{LINK_WINDOW, PING_S};
@@ -23,8 +23,8 @@ use qd_protocol::{EventNumber, WorkerId};
 use tokio::time::{Instant, timeout};
 
 use crate::pipe_worker::{
-    PipeWorker, WorkerReachability, endpoint_options, link_options, next_updates, notice, notices, numbers,
-    prompt, raw_daemon, run, spec, steer, text_of, wait_attached,
+    PipeWorker, REACH_TIMEOUT, WorkerReachability, endpoint_options, link_options, next_updates, notice,
+    notices, numbers, prompt, raw_daemon, run, spec, steer, text_of, wait_attached,
 };
 
 const READY: AgentUpdate = AgentUpdate::Ready { agent_session_id: None, steers: true };
@@ -426,13 +426,160 @@ async fn a_worker_that_cannot_be_reached_is_tried_again_soon_and_then_less_often
     wait_attached(&mut link).await;
 }
 
+/// The message with which a link reports that it has given the worker up, and how long that took.
+async fn wait_given_up(link: &mut AgentLink, since: Instant) -> (String, Duration) {
+    match link.next_event().await {
+        LinkEvent::Gone(AgentExitReason::Unreachable(error)) => {
+            assert_eq!(error.code, "worker_unreachable");
+            (error.message, since.elapsed())
+        }
+        other => panic!("got {other:?}"),
+    }
+}
+
+/// One attempt and a pause may follow after the limit.
+fn is_in_time(given_up_after: Duration) -> bool {
+    (REACH_TIMEOUT..REACH_TIMEOUT + Duration::from_secs(20)).contains(&given_up_after)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_cannot_be_reached_is_given_up_after_a_limit_with_all_that_it_left() {
+    let (endpoint, agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
+    agent.send(notice(1)).await.unwrap();
+    next_updates(&mut link).await;
+    worker.leave([notice(1), notice(2), notice(3)]);
+    worker.set(WorkerReachability::Later);
+    worker.cut();
+    assert_eq!(link.next_event().await, LinkEvent::Disconnected);
+    let since = Instant::now();
+    assert_eq!(numbers(&next_updates(&mut link).await), [2, 3]);
+    assert!(worker.is_ended(), "it is ended before its spool is read");
+    let (message, after) = wait_given_up(&mut link, since).await;
+    assert!(is_in_time(after), "{after:?}");
+    assert!(message.contains("600 s (nobody answers)") && message.contains("it was ended"), "{message}");
+    worker.set(WorkerReachability::Open);
+    let dials = worker.dials();
+    let again = link.next_event().await;
+    assert!(matches!(again, LinkEvent::Gone(AgentExitReason::Unreachable(_))), "{again:?}");
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(worker.dials(), dials, "a worker that was given up is not tried again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_survives_its_end_is_named() {
+    let worker = PipeWorker::of(&endpoint_with_agent().0);
+    worker.set(WorkerReachability::Later);
+    worker.set_ending(WorkerEnding::Survived(vec![17, 18]));
+    let mut link = open(&worker, 0);
+    let (message, _) = wait_given_up(&mut link, Instant::now()).await;
+    assert!(message.contains("kill -9 17 18"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_lived_although_it_counted_as_dead_is_told_from_one_that_died() {
+    let worker = PipeWorker::of(&endpoint_with_agent().0);
+    worker.set(WorkerReachability::Dead);
+    worker.set_ending(WorkerEnding::Ended);
+    let (message, _) = wait_given_up(&mut open(&worker, 0), Instant::now()).await;
+    assert!(message.contains("removed while it was running"), "{message}");
+    worker.set_ending(WorkerEnding::NotFound);
+    assert_eq!(open(&worker, 0).next_event().await, LinkEvent::Gone(AgentExitReason::Lost));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_accepts_and_never_answers_is_given_up() {
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    worker.freeze();
+    worker.set(WorkerReachability::Open);
+    let since = Instant::now();
+    let mut link = open(&worker, 0);
+    let (message, after) = wait_given_up(&mut link, since).await;
+    assert!(is_in_time(after), "{after:?}");
+    assert!(message.contains("did not answer in time"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_is_ahead_of_the_journal_is_given_up() {
+    let (endpoint, agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
+    agent.send(notice(1)).await.unwrap();
+    next_updates(&mut link).await;
+    link.ack(UpdateNumber(1));
+    link.detach().await;
+    // An older journal was restored. The worker no longer has what is missing in it.
+    worker.leave([]);
+    let since = Instant::now();
+    let (message, after) = wait_given_up(&mut open(&worker, 0), since).await;
+    assert!(is_in_time(after), "{after:?}");
+    assert!(message.contains("bad_number"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_never_hold_do_not_count_as_reaching_the_worker() {
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let since = Instant::now();
+    let mut link = open(&worker, 0);
+    let message = loop {
+        match link.next_event().await {
+            LinkEvent::Attached { .. } => worker.cut(),
+            LinkEvent::Disconnected => {}
+            LinkEvent::Gone(AgentExitReason::Unreachable(error)) => break error.message,
+            other => panic!("got {other:?}"),
+        }
+    };
+    assert!(is_in_time(since.elapsed()), "{:?}", since.elapsed());
+    assert!(message.contains("the connection broke"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_is_reached_now_and_then_is_kept() {
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    for _ in 0..3 {
+        wait_attached(&mut link).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        worker.set(WorkerReachability::Later);
+        worker.cut();
+        assert_eq!(link.next_event().await, LinkEvent::Disconnected);
+        assert!(timeout(REACH_TIMEOUT - Duration::from_secs(5), link.next_event()).await.is_err());
+        worker.set(WorkerReachability::Open);
+    }
+    wait_attached(&mut link).await;
+    assert!(!worker.is_ended());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_in_which_a_machine_is_away_does_not_count() {
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    worker.set(WorkerReachability::Away);
+    let mut link = open(&worker, 0);
+    assert!(timeout(10 * REACH_TIMEOUT, link.next_event()).await.is_err());
+    worker.set(WorkerReachability::Later);
+    assert!(timeout(REACH_TIMEOUT / 2, link.next_event()).await.is_err());
+    worker.set(WorkerReachability::Open);
+    wait_attached(&mut link).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_does_not_know_the_secret_is_never_listened_to() {
     let options = WorkerEndpointOptions { secret: Secret("other".to_owned()), ..endpoint_options() };
     let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
     endpoint.send(notice("trust me")).await;
+    let since = Instant::now();
     let mut link = open(&PipeWorker::of(&endpoint), 0);
     assert!(timeout(Duration::from_secs(60), link.next_event()).await.is_err());
+    let (message, after) = wait_given_up(&mut link, since).await;
+    assert!(is_in_time(after), "{after:?}");
+    assert!(message.contains("does not know its secret"), "{message}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -638,12 +785,36 @@ async fn an_agent_that_was_taken_out_is_not_heard_of_again() {
     );
 }
 
-/// A spool that counts syncs and can be made to refuse appends.
+#[tokio::test]
+async fn an_endpoint_that_loses_a_task_says_so_and_still_delivers_what_it_has() {
+    let spool = ObservedSpool::default();
+    spool.sync_panics.store(true, Ordering::Relaxed);
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(spool));
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
+    let mut deaths = endpoint.watch_task_deaths();
+    assert_eq!(*deaths.borrow(), None);
+    // No daemon is attached, so the spool is synced.
+    agent.send(notice(1)).await.unwrap();
+    let death = deaths.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    assert!(death.code == "worker_panicked" && death.message.contains("spool sync"), "{death:?}");
+    let gone = AgentUpdate::Gone(AgentExitReason::Failed(death));
+    endpoint.remove_agent().await;
+    endpoint.send(gone.clone()).await;
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
+    let received = next_updates(&mut link).await;
+    let updates: Vec<_> = received.iter().map(|numbered| numbered.update.clone()).collect();
+    assert_eq!(updates, [notice(1), gone]);
+}
+
+/// A spool that counts syncs, and can be made to refuse appends or to panic.
 #[derive(Clone, Default)]
 struct ObservedSpool {
     spool: Arc<Mutex<MemorySpool>>,
     syncs: Arc<AtomicUsize>,
     broken: Arc<AtomicBool>,
+    sync_panics: Arc<AtomicBool>,
 }
 
 impl ObservedSpool {
@@ -672,6 +843,7 @@ impl Spool for ObservedSpool {
 
     fn sync(&mut self) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.sync_panics.load(Ordering::Relaxed), "a sync that panics");
         Ok(())
     }
 

@@ -26,7 +26,9 @@ struct LocalServerRoute {
 
 impl WorkerConnector for LocalServerRoute {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
-        let stream = TcpStream::connect(&self.host).await.map_err(|_| WorkerUnreachable::RetryLater)?;
+        let stream = TcpStream::connect(&self.host)
+            .await
+            .map_err(|error| WorkerUnreachable::RetryLater(error.to_string()))?;
         let upgrade = ClientUpgrade {
             host: self.host.clone(),
             path: "/".to_owned(),
@@ -35,7 +37,7 @@ impl WorkerConnector for LocalServerRoute {
         };
         let (socket, chosen) = Socket::connect(Box::new(stream) as Box<dyn ByteStream>, &upgrade)
             .await
-            .map_err(|_| WorkerUnreachable::RetryLater)?;
+            .map_err(|error| WorkerUnreachable::RetryLater(error.to_string()))?;
         assert!(chosen, "the server chose the subprotocol");
         Ok(socket)
     }
@@ -85,6 +87,7 @@ fn open(host: &str, journalled: u64) -> AgentLink {
         worker,
         secret: Secret::default(),
         journalled: UpdateNumber(journalled),
+        reach_timeout: Duration::from_secs(60),
         software: "test".to_owned(),
         start: (journalled == 0).then(|| Box::new(spec)),
     };

@@ -2,7 +2,7 @@
 //!
 //! Layout, in reading order:
 //! - [`ids`]: one type for each kind of id, and the positions [`Seq`] and [`EventNumber`].
-//! - [`time`]: milliseconds since the epoch in memory, RFC 3339 on the wire.
+//! - [`time`]: milliseconds since the epoch in memory, RFC 3339 on the wire; readings of all clocks of a machine.
 //! - [`text`]: text of any length; if it is too large for an event, it is stored in a file beside the journal.
 //! - [`policy`]: what a session's agent may do without approval.
 //! - [`event`]: every kind of event in the journal.
@@ -45,4 +45,4 @@ pub use ids::{
     AskId, EventNumber, FleetId, MailId, MessageId, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId,
 };
 pub use text::LongText;
-pub use time::Millis;
+pub use time::{ClockReading, MachineUptime, Millis};

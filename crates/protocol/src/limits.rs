@@ -7,8 +7,15 @@ pub const BODY_MAX: usize = 8 << 20;
 pub const HEADERS_MAX: usize = 16 << 10;
 /// Time for a client to send its headers, then again to send its body.
 pub const REQUEST_READ_S: u64 = 30;
-/// Open connections over all listeners.
+/// Open connections over all listeners. Fewer if the process may not open enough files.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Connections that event streams, waits and terminals may not use, so that commands always get one. With many
+/// connections, one in 16 instead.
+pub const COMMAND_CONNECTIONS: usize = 8;
+/// Descriptors reserved for the daemon's own files: the journal, its log, listeners, spools and blobs.
+pub const FILE_DESCRIPTORS: usize = 40;
+/// Descriptors that the daemon holds for each worker: a socket, and one that reports the end of the process.
+pub const WORKER_DESCRIPTORS: usize = 2;
 /// Queued runs in one session.
 pub const QUEUE_MAX: usize = 100;
 /// Commands that wait for the actor of one session or fleet.
@@ -24,6 +31,10 @@ pub const HEAD_MAX: usize = 4 << 10;
 pub const DELTA_MAX: usize = 64 << 10;
 /// Updates from an agent that its session has not taken yet.
 pub const LINK_WINDOW: usize = 256;
+/// Tokens, of input or of output, that one usage report may claim. No agent uses as many in a year.
+pub const USAGE_TOKENS_MAX: u64 = 1_000_000_000_000;
+/// US dollars that one usage report may claim.
+pub const USAGE_COST_MAX_USD: u32 = 1_000_000;
 /// Disk space held back so that cancels and run ends can still be written when the disk is full.
 pub const RESERVE_BYTES: u64 = 16 << 20;
 /// Items of a list in one response. `limit` can ask for fewer.
@@ -107,6 +118,9 @@ pub const PING_S: u64 = 5;
 pub const ORPHAN_BUSY_S: u64 = 24 * 3600;
 /// How long a worker keeps an agent that is not in a turn while there is no daemon.
 pub const ORPHAN_IDLE_S: u64 = 600;
+/// How long a daemon tries to reach a worker that lives but does not answer, unless `reach_timeout_s` is set. Then the
+/// worker is ended, and its run is interrupted.
+pub const REACH_TIMEOUT_S: u64 = 60;
 /// How long a worker's record is valid without renewal.
 pub const LEASE_S: u64 = 60;
 /// How long a daemon waits for a joined worker that has gone silent. Then the worker's sessions count as lost.
@@ -117,10 +131,20 @@ pub const WAIT_MAX_S: u64 = 3600;
 pub const HEARTBEAT_S: u64 = 15;
 /// Time for a shutdown after SIGTERM.
 pub const STOP_S: u64 = 5;
+/// How long a command of `qd` waits for a daemon that gives no sign of life.
+pub const NO_ANSWER_S: u64 = 10;
 /// How long an `Idempotency-Key` is remembered.
 pub const IDEMPOTENCY_S: u64 = 24 * 3600;
 /// Characters of an `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY_MAX: usize = 255;
+/// Time from the start of the daemon to its first check of the journal for damage.
+pub const JOURNAL_CHECK_DELAY_S: u64 = 600;
+/// Time between two checks of the journal for damage.
+pub const JOURNAL_CHECK_INTERVAL_S: u64 = 24 * 3600;
+/// Time from the start of the daemon until it first merges old streamed text.
+pub const MERGE_DELAY_S: u64 = 900;
+/// Time between two such passes.
+pub const MERGE_INTERVAL_S: u64 = 3600;
 /// One git command. A checkout of a large repository on a slow disk takes minutes; anything longer is a hang.
 pub const GIT_S: u64 = 300;
 /// One line of a project's `setup` or `teardown`. A cold install of dependencies must fit.

@@ -55,7 +55,8 @@ pub enum AgentUpdate {
         /// Number of the steer command.
         steer: EventNumber,
     },
-    /// The turn has stopped, and the processes that it started have been dealt with.
+    /// The turn has stopped, and the processes that it started have been dealt with. Reported a second time if a cancel
+    /// or kill arrives after a turn that [left processes running](TurnOutcome::leaves_processes).
     #[serde(rename = "terminal")]
     TurnEnded { run: RunId, outcome: TurnOutcome },
     /// The idle agent was stopped. Its worker stays, because a turn left processes running on purpose.
@@ -150,6 +151,10 @@ pub struct TurnOutcome {
     /// earlier turns left processes running. The session must not send another prompt before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub agent_ends: bool,
+    /// Whether the turn ended by itself and left processes running. A cancel or kill of its run that arrives later ends
+    /// them, and is answered by a second [`AgentUpdate::TurnEnded`]. Workers of earlier releases never set this.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves_processes: bool,
 }
 
 impl TurnOutcome {
@@ -162,6 +167,7 @@ impl TurnOutcome {
             processes: ProcessCleanup::default(),
             transcript: Vec::new(),
             agent_ends: false,
+            leaves_processes: false,
         }
     }
 
@@ -314,6 +320,9 @@ pub enum AgentExitReason {
     Failed(RunError),
     /// The agent was lost with its worker or machine. How far its turn came is unknown.
     Lost,
+    /// The agent's worker could not be reached any more, and the daemon has given it up. How far its turn came is
+    /// unknown; the error says what happened. Only the daemon's side of a link reports this.
+    Unreachable(RunError),
     /// The agent was stopped because nothing needed it any more.
     Stopped,
 }

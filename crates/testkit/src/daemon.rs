@@ -176,6 +176,11 @@ impl TestDaemon {
         status.is_some()
     }
 
+    /// How the daemon has ended, if it has.
+    pub fn exit_status(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
     /// Removes this variable from the next start on.
     pub fn unset(&mut self, name: &str) {
         self.options.env.retain(|(variable, _)| variable != name);

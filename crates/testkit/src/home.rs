@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
 use crate::within;
@@ -266,12 +266,13 @@ impl TestCommandOutput {
 pub struct TestCommand {
     child: Child,
     read_stdout: String,
+    read_stderr: String,
 }
 
 impl TestCommand {
     pub fn spawn(mut command: Command) -> Self {
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        Self { child, read_stdout: String::new() }
+        Self { child, read_stdout: String::new(), read_stderr: String::new() }
     }
 
     /// The pid, while the command runs.
@@ -297,23 +298,21 @@ impl TestCommand {
 
     /// Waits until `text` appears on stdout.
     pub async fn wait_for_stdout(&mut self, text: &str) {
-        let Self { child, read_stdout } = self;
-        let stdout = child.stdout.as_mut().expect("its stdout is piped");
-        within(&format!("{text:?} on stdout"), async {
-            while !read_stdout.contains(text) {
-                let mut piece = [0; 4096];
-                let n = stdout.read(&mut piece).await.expect("a pipe can be read");
-                assert!(n > 0, "stdout ended without {text:?}: {read_stdout:?}");
-                read_stdout.push_str(&String::from_utf8_lossy(&piece[..n]));
-            }
-        })
-        .await;
+        let Self { child, read_stdout, .. } = self;
+        read_until(child.stdout.as_mut().expect("its stdout is piped"), read_stdout, text).await;
+    }
+
+    /// Waits until `text` appears on stderr.
+    pub async fn wait_for_stderr(&mut self, text: &str) {
+        let Self { child, read_stderr, .. } = self;
+        read_until(child.stderr.as_mut().expect("its stderr is piped"), read_stderr, text).await;
     }
 
     /// Waits until the command has exited and its pipes are closed, which includes processes that inherited them.
     pub async fn wait(mut self) -> TestCommandOutput {
         let (mut stdout_pipe, mut stderr_pipe) = (self.child.stdout.take(), self.child.stderr.take());
-        let (mut stdout, mut stderr) = (std::mem::take(&mut self.read_stdout).into_bytes(), Vec::new());
+        let mut stdout = std::mem::take(&mut self.read_stdout).into_bytes();
+        let mut stderr = std::mem::take(&mut self.read_stderr).into_bytes();
         let read_and_wait = async {
             let stdout = async {
                 if let Some(stdout_pipe) = &mut stdout_pipe {
@@ -336,4 +335,17 @@ impl TestCommand {
             Err(_) => panic!("{:?} does not end; stdout {stdout:?}, stderr {stderr:?}", self.child),
         }
     }
+}
+
+/// Reads a pipe until `text` has appeared on it.
+async fn read_until(pipe: &mut (impl AsyncRead + Unpin), read: &mut String, text: &str) {
+    within(&format!("{text:?} on a pipe"), async {
+        while !read.contains(text) {
+            let mut piece = [0; 4096];
+            let n = pipe.read(&mut piece).await.expect("a pipe can be read");
+            assert!(n > 0, "the output ended without {text:?}: {read:?}");
+            read.push_str(&String::from_utf8_lossy(&piece[..n]));
+        }
+    })
+    .await;
 }

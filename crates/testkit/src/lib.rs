@@ -11,6 +11,7 @@
 //! - [`journal_rules`]: rules that every journal must obey.
 //! - [`processes`]: the daemon, workers and agents of a home, as seen in `/proc`.
 //! - [`escapees`]: programs that resist being killed.
+//! - [`faulty_libc`]: disks and clocks that fail on command.
 //! - [`real_agents`]: the real agents, installed and isolated.
 //! - [`mcp`]: a handwritten client of `qd mcp`.
 //! - [`model`]: a model for real agents, scripted by their prompts.
@@ -26,6 +27,7 @@ pub mod blocking_connection;
 pub mod client;
 pub mod daemon;
 pub mod escapees;
+pub mod faulty_libc;
 pub mod fleet;
 pub mod home;
 pub mod journal_rules;
@@ -49,6 +51,7 @@ pub use benchmark_figures::BenchmarkTable;
 pub use blocking_connection::BlockingConnection;
 pub use client::{TestClient, TestResponse};
 pub use daemon::{TestDaemon, TestDaemonOptions};
+pub use faulty_libc::FaultyLibc;
 pub use fleet::TestFleet;
 pub use home::{TestCommand, TestCommandOutput, TestHome};
 pub use mcp::TestMcpClient;

@@ -86,7 +86,8 @@ pub(crate) async fn run_agent(
     link_end: AgentEndpoint,
 ) -> AgentExitReason {
     let AgentContext { agent_processes, endpoint_status, control } = context;
-    let mut task = AgentTask { spec, agent_processes, endpoint_status, link_end, last_run: None };
+    let mut task =
+        AgentTask { spec, agent_processes, endpoint_status, link_end, last_run: None, ended_turn: None };
     match task.run(kind, &control).await {
         Ok(reason) => reason,
         Err(AgentTaskError::Closed(LinkClosed)) => AgentExitReason::Stopped,
@@ -124,6 +125,16 @@ struct AgentTask {
     link_end: AgentEndpoint,
     /// The run that updates between turns belong to.
     last_run: Option<RunId>,
+    /// The last turn, if it ended by itself and left processes running.
+    ended_turn: Option<Box<EndedTurn>>,
+}
+
+/// A turn that has ended by itself and left processes running. A cancel that meets its end still ends them.
+#[derive(Debug)]
+struct EndedTurn {
+    run: RunId,
+    grace: Duration,
+    outcome: TurnOutcome,
 }
 
 enum AgentStartResult {
@@ -211,7 +222,8 @@ impl AgentTask {
         }
     }
 
-    /// Handles a command to an idle agent: a prompt starts a turn, anything else came too late for its turn.
+    /// Handles a command to an idle agent: a prompt starts a turn, anything else came too late for its turn. Returns the
+    /// exit reason if the agent did not survive the command.
     async fn handle_command(
         &mut self,
         agent: &mut RunningAgent,
@@ -221,6 +233,7 @@ impl AgentTask {
         match *command {
             AgentCommand::Prompt { run, prompt, files, messages, limits, .. } => {
                 self.last_run = Some(run.clone());
+                self.ended_turn = None;
                 let inbox = DriverInbox::default();
                 *control.lock_meter() = Some(Arc::clone(&inbox.meter));
                 let prompt = DriverPrompt { run, text: prompt, files, messages, limits };
@@ -233,10 +246,7 @@ impl AgentTask {
                 }
                 Ok(ended)
             }
-            other => {
-                self.reject_late_command(other).await?;
-                Ok(None)
-            }
+            other => self.handle_late_command(other).await,
         }
     }
 
@@ -255,19 +265,18 @@ impl AgentTask {
         let run = &prompt.run;
         match ended {
             TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome)) if stopping => {
-                let (processes, leftovers) = self.sweep_turn(&prompt, &inbox).await?;
-                outcome.processes = processes;
-                outcome.agent_ends = leftovers.is_some();
                 outcome.stop = limit.unwrap_or(outcome.stop);
-                self.report_turn_end(&inbox, run, outcome).await?;
-                match leftovers {
-                    Some(leftovers) => self.finish_agent(AgentExitReason::Stopped, leftovers).await.map(Some),
-                    None => Ok(None),
-                }
+                let grace = cancel_grace(&prompt.limits);
+                self.sweep_and_report(&inbox, EndedTurn { run: prompt.run, grace, outcome }, false).await
             }
-            TurnCompletion::Ended(DriverTurnEnd::Stopped(outcome)) => {
+            TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome)) => {
                 if let Some(agent_processes) = &self.agent_processes {
-                    agent_processes.end_turn().await?;
+                    outcome.leaves_processes = agent_processes.end_turn().await?;
+                }
+                if outcome.leaves_processes {
+                    let grace = cancel_grace(&prompt.limits);
+                    let ended = EndedTurn { run: run.clone(), grace, outcome: outcome.clone() };
+                    self.ended_turn = Some(Box::new(ended));
                 }
                 self.report_turn_end(&inbox, run, outcome).await?;
                 Ok(None)
@@ -317,16 +326,36 @@ impl AgentTask {
         }
     }
 
+    /// Ends the processes of a stopped turn, and reports its end. Returns the exit reason if the agent was killed.
+    async fn sweep_and_report(
+        &mut self,
+        inbox: &DriverInbox,
+        EndedTurn { run, grace, mut outcome }: EndedTurn,
+        has_ended: bool,
+    ) -> Result<Option<AgentExitReason>, AgentTaskError> {
+        let (processes, leftovers) = self.sweep_turn(&run, inbox, has_ended, grace).await?;
+        outcome.processes = processes;
+        outcome.leaves_processes = false;
+        outcome.agent_ends = leftovers.is_some();
+        self.report_turn_end(inbox, &run, outcome).await?;
+        match leftovers {
+            Some(leftovers) => self.finish_agent(AgentExitReason::Stopped, leftovers).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Ends the processes that a stopped turn started. A kill in the meantime takes away their grace and ends the agent
     /// as well; the second value is then set and tells whether earlier turns have left processes.
     async fn sweep_turn(
         &mut self,
-        prompt: &DriverPrompt,
+        run: &RunId,
         inbox: &DriverInbox,
+        has_ended: bool,
+        grace: Duration,
     ) -> Result<(ProcessCleanup, Option<bool>), AgentTaskError> {
         let Self { agent_processes, link_end, .. } = self;
         let Some(agent_processes) = agent_processes else { return Ok((ProcessCleanup::default(), None)) };
-        let mut sweep = pin!(agent_processes.sweep_turn(SWEEP_GRACE.min(cancel_grace(&prompt.limits))));
+        let mut sweep = pin!(agent_processes.sweep_turn(has_ended, SWEEP_GRACE.min(grace)));
         loop {
             tokio::select! {
                 swept = &mut sweep => {
@@ -335,7 +364,7 @@ impl AgentTask {
                     return Ok((processes, None));
                 }
                 command = link_end.next_command() => {
-                    if apply_to_turn(link_end, inbox, &prompt.run, command.ok_or(LinkClosed)?).await? {
+                    if apply_to_turn(link_end, inbox, run, command.ok_or(LinkClosed)?).await? {
                         let (turn, (all, leftovers)) = tokio::try_join!(sweep, agent_processes.end_agent(Duration::ZERO))?;
                         return Ok((merge_sweep_counts(turn, all), Some(leftovers)));
                     }
@@ -364,18 +393,17 @@ impl AgentTask {
         &mut self,
         inbox: &DriverInbox,
         run: &RunId,
-        mut error: RunError,
+        error: RunError,
     ) -> Result<AgentExitReason, AgentTaskError> {
         let (processes, leftovers) = self.end_agent(SWEEP_GRACE).await?;
-        if leftovers {
-            let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::failed(error.clone()) };
-            self.report_turn_end(inbox, run, outcome).await?;
-        } else if processes.survivors > 0 {
-            // `Gone` also ends the turn, and has no field for this count.
-            let ProcessCleanup { survivors, .. } = processes;
-            error.message.push_str(&format!("; {survivors} of its processes could not be ended"));
+        if !leftovers && processes.survivors == 0 {
+            return Ok(AgentExitReason::Failed(error));
         }
-        self.finish_agent(AgentExitReason::Failed(error), leftovers).await
+        // `Gone` could not name the survivors, so the end of the turn is reported apart from it. The error then belongs
+        // to this turn alone: as a reason for `Gone` it would fail the next run as well.
+        let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::failed(error) };
+        self.report_turn_end(inbox, run, outcome).await?;
+        self.finish_agent(AgentExitReason::Lost, leftovers).await
     }
 
     /// Handles an agent that never became ready. `prompt` is set if it arrived after the last agent had exited.
@@ -415,8 +443,13 @@ impl AgentTask {
             tokio::select! {
                 biased;
                 command = self.link_end.next_command() => match command.ok_or(LinkClosed)? {
-                    prompt @ AgentCommand::Prompt { .. } => return Ok(IdleExitResult::Restart(Box::new(prompt))),
-                    other => self.reject_late_command(other).await?,
+                    prompt @ AgentCommand::Prompt { .. } => {
+                        self.ended_turn = None;
+                        return Ok(IdleExitResult::Restart(Box::new(prompt)));
+                    }
+                    other => if let Some(reason) = self.handle_late_command(other).await? {
+                        return Ok(IdleExitResult::Gone(reason));
+                    },
                 },
                 () = control.idle_stop_requested.notified() => return control.report_idle_stopped().await,
             }
@@ -438,6 +471,27 @@ impl AgentTask {
             let command = self.link_end.next_command().await.ok_or(LinkClosed)?;
             self.reject_late_command(command).await?;
         }
+    }
+
+    /// Handles a command that came after the end of its turn. A cancel or kill may have met that end: then what the turn
+    /// left running is ended, and its end is reported again. Returns the exit reason if the agent was killed as well.
+    async fn handle_late_command(
+        &mut self,
+        command: AgentCommand,
+    ) -> Result<Option<AgentExitReason>, AgentTaskError> {
+        let (stopped_run, is_kill) = match &command {
+            AgentCommand::Cancel { run, .. } => (Some(run), false),
+            AgentCommand::Kill { run, .. } => (Some(run), true),
+            _ => (None, false),
+        };
+        let Some(mut ended) = self.ended_turn.take_if(|ended| Some(&ended.run) == stopped_run) else {
+            self.reject_late_command(command).await?;
+            return Ok(None);
+        };
+        if is_kill {
+            ended.grace = Duration::ZERO;
+        }
+        self.sweep_and_report(&DriverInbox::default(), *ended, true).await
     }
 
     async fn reject_late_command(&self, command: AgentCommand) -> Result<(), LinkClosed> {
@@ -538,10 +592,9 @@ fn cancel_grace(limits: &TurnLimits) -> Duration {
 
 /// Merges the counts of two overlapping sweeps. Both counted most of the same processes, so the larger value is taken.
 fn merge_sweep_counts(first: ProcessCleanup, second: ProcessCleanup) -> ProcessCleanup {
-    ProcessCleanup {
-        killed: first.killed.max(second.killed),
-        survivors: first.survivors.max(second.survivors),
-    }
+    let killed = first.killed.max(second.killed);
+    let larger = if first.survivors > second.survivors { first } else { second };
+    ProcessCleanup { killed, ..larger }
 }
 
 #[cfg(test)]

@@ -4,10 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_keeper::{KeeperError, KeeperHandle, SweepRequest, SweepResult, SweepScope};
-use qd_protocol::event::{ProcessCleanup, RunError};
+use qd_keeper::{KeeperError, KeeperHandle, ProcessIdentity, SweepRequest, SweepResult, SweepScope};
+use qd_protocol::event::{ProcessCleanup, RunError, SurvivingProcess};
 
 use crate::terminal_window::TerminalWindow;
+
+/// How many survivors of a sweep are named. More would only make the event longer.
+const SURVIVORS_NAMED_MAX: usize = 100;
 
 /// The keeper cannot be used any more: it is dead, or its replies make no sense.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
@@ -52,14 +55,19 @@ impl AgentProcesses {
         self.keeper.begin_turn().await.map_err(keeper_lost)
     }
 
-    /// The turn ended by itself. Processes that it left running count as left on purpose.
-    pub(crate) async fn end_turn(&self) -> Result<(), KeeperLostError> {
-        self.keeper.end_turn().await.map_err(keeper_lost)
+    /// The turn has ended. Processes that it left running count as left on purpose. Returns whether there are any.
+    pub(crate) async fn end_turn(&self) -> Result<bool, KeeperLostError> {
+        self.keeper.end_turn(self.helper_names.clone()).await.map_err(keeper_lost)
     }
 
-    /// Ends the processes that the turn started.
-    pub(crate) async fn sweep_turn(&self, grace: Duration) -> Result<ProcessCleanup, KeeperLostError> {
-        self.sweep(SweepScope::Turn, grace).await.map(process_counts)
+    /// Ends the processes that the turn started, or those that it left if it has ended already.
+    pub(crate) async fn sweep_turn(
+        &self,
+        has_ended: bool,
+        grace: Duration,
+    ) -> Result<ProcessCleanup, KeeperLostError> {
+        let scope = if has_ended { SweepScope::EndedTurn } else { SweepScope::Turn };
+        self.sweep(scope, grace).await.map(process_cleanup)
     }
 
     /// Ends the agent, but not what its turns left running on purpose. Returns whether there are such leftovers.
@@ -80,7 +88,7 @@ impl AgentProcesses {
             }
         }
         self.end_turn().await?;
-        Ok((process_counts(turn), !self.keeper.list_leftovers().await.map_err(keeper_lost)?.is_empty()))
+        Ok((process_cleanup(turn), !self.keeper.list_leftovers().await.map_err(keeper_lost)?.is_empty()))
     }
 
     pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<(), KeeperLostError> {
@@ -88,7 +96,10 @@ impl AgentProcesses {
     }
 
     async fn sweep(&self, scope: SweepScope, grace: Duration) -> Result<SweepResult, KeeperLostError> {
-        let spare = if scope == SweepScope::Turn { self.helper_names.clone() } else { Vec::new() };
+        let spare = match scope {
+            SweepScope::Turn | SweepScope::EndedTurn => self.helper_names.clone(),
+            SweepScope::Agent | SweepScope::All => Vec::new(),
+        };
         let swept = self.keeper.sweep(SweepRequest { scope, grace, spare }).await.map_err(keeper_lost)?;
         if !swept.survivors.is_empty() {
             tracing::warn!(survivors = ?swept.survivors, "these processes could not be killed");
@@ -97,8 +108,15 @@ impl AgentProcesses {
     }
 }
 
-fn process_counts(SweepResult { killed, survivors }: SweepResult) -> ProcessCleanup {
-    ProcessCleanup { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) }
+/// What a sweep did, as the run reports it.
+pub(crate) fn process_cleanup(SweepResult { killed, survivors }: SweepResult) -> ProcessCleanup {
+    let name =
+        |process: &ProcessIdentity| SurvivingProcess { pid: Some(process.pid), name: process.name.clone() };
+    ProcessCleanup {
+        killed,
+        survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX),
+        surviving: survivors.iter().take(SURVIVORS_NAMED_MAX).map(name).collect(),
+    }
 }
 
 impl From<KeeperLostError> for RunError {

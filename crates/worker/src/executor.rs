@@ -80,7 +80,8 @@ impl Executor for AgentExecutor {
                 let pid = agent_processes.keeper().pid();
                 AgentProcesses::close(agent_processes).await;
                 self.keepers.lock().await.remove(&pid);
-                outcome
+                // Nothing is left that a late cancel could end.
+                TurnOutcome { leaves_processes: false, ..outcome }
             }
             (Err(KeeperLostError), agent_processes) => {
                 if let Some(agent_processes) = agent_processes {
@@ -196,7 +197,7 @@ impl ExecutorRun {
                             }
                         }
                     }
-                    LocalLinkEvent::Gone(AgentExitReason::Failed(error)) => return TurnOutcome::failed(error),
+                    LocalLinkEvent::Gone(AgentExitReason::Failed(error) | AgentExitReason::Unreachable(error)) => return TurnOutcome::failed(error),
                     LocalLinkEvent::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => return TurnOutcome::of(TurnStopReason::Cancelled),
                 },
                 Some((ask, answer)) = approvals.next() => self.send_answer(ask, answer),

@@ -8,10 +8,12 @@ mod session_host;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use qd_link::socket::{ByteStream, Socket, SocketError};
 use qd_link::{FileSpool, WorkerEndpoint, WorkerEndpointOptions, read_hello, receive_agent_start};
 use qd_protocol::frame::terminal::TerminalRequest;
@@ -119,9 +121,16 @@ impl WorkerHost {
         sessions.insert(spec.worker.clone(), hosted);
         drop(sessions);
         shared.publish_session_count();
+        let (host, worker) = (Arc::clone(shared), spec.worker.clone());
         let session_host =
             SessionHost::new(Arc::clone(shared), endpoint.clone(), spec, folder, window, shutdown);
-        shared.tasks.spawn(session_host.run());
+        shared.tasks.spawn(async move {
+            if AssertUnwindSafe(session_host.run()).catch_unwind().await.is_err() {
+                // Without its session the process ends, or refuses the daemon that asks for it. Either way the daemon
+                // learns that the worker is lost.
+                host.remove_session(&worker);
+            }
+        });
         Ok(endpoint)
     }
 

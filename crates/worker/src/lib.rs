@@ -10,6 +10,7 @@
 //! - `redact`: removes secrets before anything is stored or sent; `announcement`: how the daemon finds this process.
 //! - `terminal_window`: serves people who watch an agent's terminal.
 //! - [`executor()`]: the same agents behind the public worker SDK, for any client.
+//! - [`process_log`]: how our processes write their logs.
 //! - [`root_certificates`]: the certificates that outgoing TLS connections trust.
 //! - [`script`]: the scripted agent, a process of its own; [`tty`]: gives a program its terminal and becomes it.
 
@@ -22,6 +23,7 @@ mod executor;
 pub mod host;
 pub mod join;
 mod meter;
+pub mod process_log;
 mod redact;
 pub mod root_certificates;
 pub mod script;

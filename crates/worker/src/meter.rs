@@ -56,7 +56,8 @@ impl TurnMeter {
         match update {
             TurnUpdate::ModelCall => state.reported_calls = state.reported_calls.saturating_add(1),
             TurnUpdate::ToolStarted { .. } => state.tool_calls = state.tool_calls.saturating_add(1),
-            TurnUpdate::Usage { usage } => state.cost_usd += usage.cost_usd,
+            // A report that is negative or not a number must not make room in the budget.
+            TurnUpdate::Usage { usage } => state.cost_usd += usage.cost_usd.max(0.0),
             _ => return,
         }
         drop(state);

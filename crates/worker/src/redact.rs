@@ -177,7 +177,9 @@ impl SecretMatcher {
             AgentUpdate::Turn { update: turn_update, .. } => self.redact_turn_update(turn_update),
             AgentUpdate::Ask { ask, .. } => self.redact_ask(ask),
             AgentUpdate::TurnEnded { outcome, .. } => self.redact_outcome(outcome),
-            AgentUpdate::Gone(AgentExitReason::Failed(error)) => self.redact_error(error),
+            AgentUpdate::Gone(AgentExitReason::Failed(error) | AgentExitReason::Unreachable(error)) => {
+                self.redact_error(error)
+            }
             AgentUpdate::Ready { .. }
             | AgentUpdate::AskWithdrawn { .. }
             | AgentUpdate::AskDelivered { .. }

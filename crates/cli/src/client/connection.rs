@@ -1,6 +1,8 @@
 //! One HTTP connection to a daemon. [`DaemonHttpConnection`] owns the task that moves the bytes; dropping it ends the
 //! task.
 
+use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,21 +15,32 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use super::host::DaemonHost;
 use super::tls::CertificateTrust;
 
-/// Time limit for connecting. A daemon on this machine takes less than a millisecond.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for connecting. A daemon on this machine takes less than a millisecond. A request gives up earlier, because
+/// the daemon shows no sign of life.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Between two attempts to connect to a daemon that has not accepted so many connections that the kernel takes no more.
+const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(super) struct DaemonHttpConnection {
     sender: SendRequest<Full<Bytes>>,
     /// Moves the bytes. Aborted on drop.
     connection_task: JoinHandle<()>,
+    /// The process that listens, if it is on this machine.
+    peer_pid: Option<u32>,
 }
 
 impl DaemonHttpConnection {
+    /// The pid of the daemon, known over a unix socket.
+    pub(super) fn peer_pid(&self) -> Option<u32> {
+        self.peer_pid
+    }
+
     /// Whether the connection accepts another request.
     pub(super) fn is_open(&self) -> bool {
         self.sender.is_ready()
@@ -55,26 +68,43 @@ pub(super) async fn connect_with_timeout(host: &DaemonHost) -> anyhow::Result<Da
 
 async fn connect(host: &DaemonHost) -> anyhow::Result<DaemonHttpConnection> {
     match host {
-        DaemonHost::Unix(path) => http_handshake(UnixStream::connect(path).await?).await,
+        DaemonHost::Unix(path) => {
+            let stream = connect_unix(path).await?;
+            let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
+            let peer_pid = pid.and_then(|pid| u32::try_from(pid).ok());
+            http_handshake(stream, peer_pid).await
+        }
         DaemonHost::Tcp { authority, tls } => {
             let stream = TcpStream::connect(authority).await?;
             stream.set_nodelay(true)?;
             match tls {
                 true => {
-                    http_handshake(CertificateTrust::from_environment()?.handshake(host, stream).await?).await
+                    let stream = CertificateTrust::from_environment()?.handshake(host, stream).await?;
+                    http_handshake(stream, None).await
                 }
-                false => http_handshake(stream).await,
+                false => http_handshake(stream, None).await,
             }
+        }
+    }
+}
+
+/// Connects to a socket. If its queue is full, the daemon lives but does not accept connections at the moment.
+async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL_QUEUE_INTERVAL).await,
+            connected => return connected,
         }
     }
 }
 
 async fn http_handshake(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer_pid: Option<u32>,
 ) -> anyhow::Result<DaemonHttpConnection> {
     let (sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.context("the peer does not speak HTTP")?;
     // The error can be dropped: a broken connection also fails the sender and the response body.
     let connection_task = tokio::spawn(async move { drop(connection.with_upgrades().await) });
-    Ok(DaemonHttpConnection { sender, connection_task })
+    Ok(DaemonHttpConnection { sender, connection_task, peer_pid })
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::liveness::STREAM_PROBE_AFTER;
 use super::{DaemonClient, MAX_DOWNTIME};
 use crate::failure::{CliFailure, Result};
 
@@ -179,19 +180,21 @@ impl EventStreamReader {
             Ok(opened) => opened,
             // 5xx and 429 are temporary: the daemon may be shutting down or failing to read its journal.
             Err(CliFailure::Refused(refusal)) if refusal.status < 500 && refusal.status != 429 => {
-                let _ = self.queue.send(StreamReaderMessage::Failed(CliFailure::Refused(refusal))).await;
-                return StreamReadEnd::Finished;
+                return self.fail(CliFailure::Refused(refusal)).await;
             }
+            Err(failure @ CliFailure::Unresponsive(_)) => return self.fail(failure).await,
             Err(failure) => return StreamReadEnd::Broken(failure),
         };
         *connected = true;
         let mut body = response.into_body();
         let mut parser = SseParser::new(FRAME_MAX);
         let end = loop {
-            let frame = match timeout(SILENCE_TIMEOUT, body.frame()).await {
-                Ok(Some(Ok(frame))) => frame,
-                Ok(None) => break StreamReadEnd::ClosedByDaemon,
-                Ok(Some(Err(_))) | Err(_) => break StreamReadEnd::Broken(stream_ended()),
+            let frame = self.client.while_daemon_lives(STREAM_PROBE_AFTER, body.frame());
+            let frame = match timeout(SILENCE_TIMEOUT, frame).await {
+                Ok(Ok(Some(Ok(frame)))) => frame,
+                Ok(Ok(None)) => break StreamReadEnd::ClosedByDaemon,
+                Ok(Ok(Some(Err(_)))) | Err(_) => break StreamReadEnd::Broken(stream_ended()),
+                Ok(Err(failure)) => break self.fail(failure).await,
             };
             let Some(bytes) = frame.data_ref() else { continue };
             let Ok(frames) = parser.feed(bytes) else { break StreamReadEnd::Broken(stream_ended()) };
@@ -201,6 +204,12 @@ impl EventStreamReader {
         };
         drop(connection);
         end
+    }
+
+    /// Reports a permanent failure.
+    async fn fail(&self, failure: CliFailure) -> StreamReadEnd {
+        let _ = self.queue.send(StreamReaderMessage::Failed(failure)).await;
+        StreamReadEnd::Finished
     }
 
     async fn deliver_frames(&mut self, frames: Vec<SseFrame>) -> Result<(), StreamReadEnd> {

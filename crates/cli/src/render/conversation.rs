@@ -2,8 +2,8 @@
 //! text for one of two channels, with lines kept whole. The verb decides where the channels go.
 
 use qd_protocol::event::{
-    Event, EventBody, MessageDelta, MessagePart, MessageRole, QueueReason, RunFinished, RunStopCause,
-    ToolCallEvent,
+    Event, EventBody, MessageDelta, MessagePart, MessageRole, ProcessCleanup, QueueReason, RunFinished,
+    RunStopCause, SurvivingProcess, ToolCallEvent,
 };
 use qd_protocol::{FinishReason, RunId, TokenUsage};
 use serde_json::Value;
@@ -254,8 +254,7 @@ impl ConversationRenderer {
             other => self.push_aside(out, &style.red(&describe_failure(other, finished))),
         }
         if finished.processes.survivors > 0 {
-            let line = format!("{} processes could not be killed", finished.processes.survivors);
-            self.push_aside(out, &style.red(&line));
+            self.push_aside(out, &style.red(&describe_survivors(&finished.processes)));
         }
         // `qd run` prints only the answer; `qd logs` and `qd attach` also print what the run cost.
         if self.options.show_prompts
@@ -326,6 +325,19 @@ fn describe_failure(reason: FinishReason, finished: &RunFinished) -> String {
         line.push_str(&format!("\n    {}", text::strip_controls(last)));
     }
     line
+}
+
+/// How many processes of a stopped run are still alive, and which.
+fn describe_survivors(processes: &ProcessCleanup) -> String {
+    let ProcessCleanup { survivors, surviving, .. } = processes;
+    let describe = |SurvivingProcess { pid, name }: &SurvivingProcess| {
+        let name = text::strip_controls(name);
+        pid.map_or_else(|| name.to_string(), |pid| format!("{name} (pid {pid})"))
+    };
+    let names: Vec<String> = surviving.iter().map(describe).collect();
+    let processes = if *survivors == 1 { "process" } else { "processes" };
+    let which = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+    format!("{survivors} {processes} could not be killed{which}")
 }
 
 fn describe_stop_cause(cause: RunStopCause) -> &'static str {

@@ -4,8 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use qd_daemon::config::DaemonConfig;
+use qd_daemon::doctor::inspect_journal;
 use qd_daemon::home::DaemonHome;
-use qd_protocol::api::{Agent, DaemonVersion, ManifestProblem};
+use qd_protocol::api::{Agent, DaemonVersion, JournalCheckReport, JournalDamage, ManifestProblem};
 use qd_protocol::limits;
 use serde::Serialize;
 
@@ -17,6 +18,12 @@ use crate::render::text::format_size;
 
 /// Below this much free space, a journal of a few days may not fit.
 const LOW_DISK_BYTES: u64 = 1 << 30;
+
+/// For damage in what the events can restore.
+const REBUILD_ADVICE: &str = "run `qd stop`, copy the home, then run `qd doctor --rebuild`; if that fails, restore a backup of the journal";
+/// For damage in the events themselves, which exist nowhere else.
+const RESTORE_ADVICE: &str = "copy the home, then restore a backup of the journal (docs/operations.md, Backup); \
+     what is not damaged can still be read until then";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -53,6 +60,7 @@ pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliEx
         Err(failure) => {
             let advice = "see the message above and the files in log/ in the home";
             findings.push(finding(DoctorLevel::Bad, "daemon", failure.to_string(), advice));
+            findings.extend(check_journal_file(home));
         }
     }
     let worst = findings.iter().map(|finding| finding.level).max().unwrap_or(DoctorLevel::Ok);
@@ -69,8 +77,10 @@ pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliEx
 }
 
 async fn rebuild_lists(context: &VerbContext) -> Result<CliExitCode> {
-    if context.locator.connect(&context.out).await.is_ok() {
-        return Err(CliFailure::Usage("the daemon is running; run `qd stop` first".to_owned()));
+    match context.locator.connect(&context.out).await {
+        Ok(_) => return Err(CliFailure::Usage("the daemon is running; run `qd stop` first".to_owned())),
+        Err(failure @ CliFailure::Unresponsive(_)) => return Err(failure),
+        Err(_) => {}
     }
     let report = crate::serve::rebuild_lists(&context.locator.home)?;
     if context.out.json {
@@ -170,13 +180,15 @@ async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
     }
     findings.push(match client.get::<serde_json::Value>("/v1/sessions?limit=1").await {
         Ok(_) => ok_finding("journal", "readable".to_owned()),
-        Err(failure) => finding(
-            DoctorLevel::Bad,
-            "journal",
-            failure.to_string(),
-            "run `qd stop`, then `qd doctor --rebuild`",
-        ),
+        Err(failure) => finding(DoctorLevel::Bad, "journal", failure.to_string(), REBUILD_ADVICE),
     });
+    match client.get::<JournalCheckReport>("/v1/journal/check").await {
+        Ok(report) => findings.extend(check_damage(&report)),
+        Err(failure) => {
+            let advice = "run `qd stop` and try again; `qd doctor` then starts this version";
+            findings.push(finding(DoctorLevel::Bad, "journal", failure.to_string(), advice));
+        }
+    }
     match client.list::<Agent>("/v1/agents?versions=true").await {
         Ok(agents) => findings.extend(agents.into_iter().map(check_agent)),
         Err(failure) => findings.push(finding(
@@ -198,6 +210,25 @@ async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
         )),
     }
     findings
+}
+
+/// One finding for each damaged place in the journal.
+fn check_damage(report: &JournalCheckReport) -> Vec<DoctorFinding> {
+    if report.damage.is_empty() {
+        let message = format!("undamaged: {} rows, {}", report.rows, format_size(report.bytes));
+        return vec![ok_finding("journal", message)];
+    }
+    let bad = |damage: &JournalDamage| {
+        let advice = if damage.rebuildable { REBUILD_ADVICE } else { RESTORE_ADVICE };
+        finding(DoctorLevel::Bad, "journal", damage.to_string(), advice)
+    };
+    report.damage.iter().map(bad).collect()
+}
+
+/// What is wrong with the journal's file while no daemon can start; `None` if it seems whole.
+fn check_journal_file(home: &DaemonHome) -> Option<DoctorFinding> {
+    let error = inspect_journal(home.path()).err()?;
+    Some(finding(DoctorLevel::Bad, "journal", error.to_string(), RESTORE_ADVICE))
 }
 
 fn check_agent(agent: Agent) -> DoctorFinding {
@@ -284,6 +315,28 @@ mod tests {
         };
         assert_eq!((found("1.9.9").level, found("2.0.0").level), (DoctorLevel::Warn, DoctorLevel::Ok));
         assert_eq!(found("2.0.0").message, "a 2.0.0 is installed");
+    }
+
+    #[test]
+    fn damage_in_the_events_needs_a_backup_and_in_the_lists_a_rebuild() {
+        let damage = |table: &str, rebuildable| JournalDamage {
+            table: table.to_owned(),
+            first: Some(7),
+            last: Some(9),
+            sessions: vec!["ses_1".to_owned()],
+            rebuildable,
+            detail: "malformed".to_owned(),
+        };
+        let damage = vec![damage("events", false), damage("runs", true)];
+        let found = check_damage(&JournalCheckReport { damage, ..JournalCheckReport::default() });
+        assert!(found.iter().all(|finding| finding.level == DoctorLevel::Bad));
+        let text = "the table events is damaged from seq 7 to 9, in events of ses_1: malformed";
+        assert_eq!(found[0].message, text);
+        assert!(found[0].advice.as_ref().unwrap().contains("restore a backup"));
+        assert!(found[1].advice.as_ref().unwrap().contains("--rebuild"));
+        let sound =
+            check_damage(&JournalCheckReport { rows: 3, bytes: 2048, ..JournalCheckReport::default() });
+        assert_eq!(sound, [ok_finding("journal", "undamaged: 3 rows, 2.0 KiB".to_owned())]);
     }
 
     #[test]

@@ -32,7 +32,8 @@ pub(crate) async fn gc(context: &VerbContext, older_than_days: u32, yes: bool) -
 fn sizes(gc: &GcReport, days: u32) -> String {
     format!(
         "journal     {}\nblobs       {}\nlog         {}\n\
-         would free  {} sessions closed for {days} days or more, with {} events, and {} files ({})\n",
+         would free  {} sessions closed for {days} days or more, with {} events, and {} files ({})\n\
+         would merge {} events of streamed text ({})\nunused      {} in the journal, which it reuses\n",
         format_size(gc.journal_bytes),
         format_size(gc.blob_bytes),
         format_size(gc.log_bytes),
@@ -40,6 +41,9 @@ fn sizes(gc: &GcReport, days: u32) -> String {
         gc.closed_events,
         gc.loose_blobs,
         format_size(gc.loose_blob_bytes),
+        gc.mergeable_events,
+        format_size(gc.mergeable_bytes),
+        format_size(gc.unused_bytes),
     )
 }
 
@@ -51,10 +55,13 @@ mod tests {
     fn sizes_come_before_what_would_be_freed() {
         let gc =
             GcReport { journal_bytes: 2048, closed_sessions: 3, closed_events: 9, ..GcReport::default() };
+        let gc = GcReport { mergeable_events: 700, mergeable_bytes: 4096, unused_bytes: 8192, ..gc };
         let text = sizes(&gc, 7);
+        let end = "would merge 700 events of streamed text (4.0 KiB)\nunused      8.0 KiB in the journal, which it reuses\n";
+        assert!(text.ends_with(end), "{text}");
         assert!(text.starts_with("journal     2.0 KiB\nblobs       0 B\n"), "{text}");
         assert!(
-            text.ends_with("3 sessions closed for 7 days or more, with 9 events, and 0 files (0 B)\n"),
+            text.contains("3 sessions closed for 7 days or more, with 9 events, and 0 files (0 B)\n"),
             "{text}"
         );
     }

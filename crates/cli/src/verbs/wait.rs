@@ -6,7 +6,7 @@ use std::time::Duration;
 use qd_protocol::FinishReason;
 use qd_protocol::api::{Run, RunStatus, Session};
 use serde_json::json;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::VerbContext;
 use crate::client::DaemonClient;
@@ -16,6 +16,8 @@ use crate::render::conversation::finish_reason_name;
 
 /// How long one request waits before it is repeated.
 const REQUEST_WAIT_S: u64 = 60;
+/// How long to wait after a 429, as its `Retry-After` says.
+const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
 
 /// Waits for all of `ids`.
 pub(crate) async fn wait(context: &VerbContext, ids: &[String], timeout: Option<f64>) -> Result<CliExitCode> {
@@ -68,6 +70,8 @@ async fn wait_for_run(client: &DaemonClient, path: &str) -> Result<Option<Finish
         match client.get::<Run>(&format!("{path}/wait?timeout_s={REQUEST_WAIT_S}")).await {
             Ok(run) => return Ok(run.finish_reason),
             Err(failure) if failure.code() == Some("wait_timeout") => {}
+            // Too many clients wait. The run continues, so this one tries again.
+            Err(failure) if failure.code() == Some("overloaded") => sleep(OVERLOADED_RETRY).await,
             // The daemon is being stopped. The run continues without it and can end under the next daemon.
             Err(failure) if failure.code() == Some("stopping") => client.wait_until_back().await?,
             Err(failure) => return Err(failure),

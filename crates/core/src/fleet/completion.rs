@@ -39,7 +39,7 @@ impl FleetStepBuilder<'_> {
             prompt: format!("What is the result?\n\n{}", shown.collect::<Vec<_>>().join("\n\n")),
             options: Vec::new(),
             asked_by_tool: false,
-            opened_at: self.context.now,
+            opened_at: self.context.now.wall,
             state: AskStatus::Pending,
             answer: None,
         };

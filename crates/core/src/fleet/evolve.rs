@@ -1,5 +1,6 @@
 //! How an event changes a fleet. This is the only code that changes a [`FleetState`], live and on replay alike.
 
+use qd_protocol::ClockReading;
 use qd_protocol::event::{
     EventBody, FleetMentioned, FleetRouted, FleetRunEnded, FleetUpdated, RouteAssignment, SubtaskRef,
 };
@@ -10,8 +11,9 @@ use super::{FleetEvent, FleetState};
 
 /// Applies one event.
 pub fn evolve(state: &mut FleetState, event: &FleetEvent) {
+    carry_clocks_over_reboot(state, event.ts);
     state.number = event.number;
-    state.updated_at = event.ts;
+    state.updated_at = event.ts.wall;
     match &event.body {
         EventBody::FleetUpdated(FleetUpdated { ended, result, stops, .. }) => {
             if let Some(ended) = ended {
@@ -21,7 +23,7 @@ pub fn evolve(state: &mut FleetState, event: &FleetEvent) {
                 state.result = Some(result.clone());
             }
             if let Some(by) = stops {
-                state.stopping = Some(FleetStop { by: *by, at: event.ts });
+                state.stopping = Some(FleetStop { by: *by, at: event.ts.wall });
             }
         }
         EventBody::FleetRouted(routed) => apply_routed(state, routed),
@@ -42,6 +44,15 @@ pub fn evolve(state: &mut FleetState, event: &FleetEvent) {
         }
         // Fleets have no other kinds of events.
         _ => {}
+    }
+}
+
+/// Brings the start of the fleet to the clocks of the boot that the event is from, as a session does with its readings.
+fn carry_clocks_over_reboot(state: &mut FleetState, now: ClockReading) {
+    let Some(uptime) = now.uptime else { return };
+    let last = state.last_uptime.replace(uptime);
+    if last.is_none_or(|last| last.boot != uptime.boot) {
+        state.created_at = state.created_at.carried_over_reboot(last, now);
     }
 }
 

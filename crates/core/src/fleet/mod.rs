@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 
 use qd_protocol::event::{Ask, AskAnswer, EventBody, FinishReason, FleetStopReason, FleetUpdated};
-use qd_protocol::{AskId, EventNumber, Millis, RunId};
+use qd_protocol::{AskId, ClockReading, EventNumber, RunId};
 
 pub use evolve::evolve;
 pub use state::{
@@ -35,7 +35,7 @@ pub use state::{
 /// Current facts that are not in the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetContext {
-    pub now: Millis,
+    pub now: ClockReading,
     /// Unguessable ids for new asks: one for each route that asks a person.
     pub ask_ids: Vec<AskId>,
 }
@@ -94,7 +94,7 @@ pub struct FleetEvent {
     /// Position in the fleet's own sequence of events, from 1.
     pub number: EventNumber,
     /// When the step decided it.
-    pub ts: Millis,
+    pub ts: ClockReading,
     pub body: EventBody,
 }
 
@@ -134,10 +134,10 @@ pub fn step(state: &mut FleetState, input: FleetInput, context: FleetContext) ->
     builder.step
 }
 
-/// When the machine needs a [`FleetInput::Tick`], if nothing else happens before.
-pub fn deadline(state: &FleetState) -> Option<Millis> {
+/// In how many milliseconds the machine needs a [`FleetInput::Tick`], if nothing else happens before.
+pub fn deadline(state: &FleetState, now: ClockReading) -> Option<u64> {
     let limit = state.spec.timeout_s.filter(|_| state.stopping.is_none() && state.finished.is_none())?;
-    Some(Millis(state.created_at.0.saturating_add(crate::session::seconds_to_millis(limit))))
+    Some(crate::session::seconds_to_millis(limit).saturating_sub(now.elapsed_since(state.created_at)))
 }
 
 /// Builds one step. It can read the state, but changes it only through [`FleetStepBuilder::emit`].
@@ -186,7 +186,7 @@ impl FleetStepBuilder<'_> {
     }
 
     fn handle_tick(&mut self) {
-        if deadline(self).is_some_and(|at| at <= self.context.now) {
+        if deadline(self, self.context.now) == Some(0) {
             self.stop_fleet(FleetStopReason::Timeout);
         }
     }

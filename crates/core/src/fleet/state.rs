@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use qd_protocol::event::{Ask, FleetStarted, FleetStopReason, RouteSource, SubtaskRef};
 use qd_protocol::fleet::{FleetSpec, FleetStatus, RouteAction, TriggerOutcome};
-use qd_protocol::{AskId, EventNumber, FleetId, Millis, RunId, SessionId, WorkspaceId};
+use qd_protocol::{
+    AskId, ClockReading, EventNumber, FleetId, MachineUptime, Millis, RunId, SessionId, WorkspaceId,
+};
 use serde::{Deserialize, Serialize};
 
 /// Everything the machine knows about one fleet.
@@ -39,9 +41,13 @@ pub struct FleetState {
     pub stopping: Option<FleetStop>,
     /// The final status, once the fleet has ended.
     pub finished: Option<FleetStatus>,
-    pub created_at: Millis,
+    /// When it was created, from which its timeout is counted.
+    pub created_at: ClockReading,
     /// The time of its last event.
     pub updated_at: Millis,
+    /// The uptime at its last event that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_uptime: Option<MachineUptime>,
 }
 
 /// Work that a session was assigned at once: one run, or one run for each of its subtasks.
@@ -132,7 +138,7 @@ impl RouteState {
 
 impl FleetState {
     /// The state after `fleet.started`, the first event.
-    pub fn new(workspace: WorkspaceId, started: FleetStarted, at: Millis) -> Self {
+    pub fn new(workspace: WorkspaceId, started: FleetStarted, at: ClockReading) -> Self {
         let FleetStarted { fleet_id, spec, sessions } = started;
         let routes = spec.routes.iter();
         let routes = routes.map(|route| RouteState { fired: 0, triggers: vec![None; route.when.len()] });
@@ -160,7 +166,8 @@ impl FleetState {
             stopping: None,
             finished: None,
             created_at: at,
-            updated_at: at,
+            updated_at: at.wall,
+            last_uptime: at.uptime,
         }
     }
 

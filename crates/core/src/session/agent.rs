@@ -4,8 +4,9 @@
 use qd_protocol::event::{
     Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, EmptyEventData, EventBody,
     MessageDelta, NoticeShown, PermissionDecision, PlanUpdated, ResolvedBy, RunError, RunStopCause,
-    SessionUpdated, SteerTaken, ToolCallEvent, UsageReported,
+    SessionUpdated, SteerTaken, TokenUsage, ToolCallEvent, UsageReported,
 };
+use qd_protocol::limits::{USAGE_COST_MAX_USD, USAGE_TOKENS_MAX};
 use qd_protocol::link::{
     AgentUpdate, AskRequest, AskResolution, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber,
 };
@@ -17,9 +18,6 @@ use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
 use super::{AgentAvailability, AskEntry, SessionEffect};
 use crate::policy::{self, PolicyJudgement};
-
-/// The highest cost in dollars that one usage report may claim.
-const COST_MAX: f64 = 1e9;
 
 impl SessionStepBuilder<'_> {
     /// Handles one update. A repeated number is ignored: the link delivers at least once, and the journalled number
@@ -86,7 +84,7 @@ impl SessionStepBuilder<'_> {
             after_run,
             ..ToolCallEvent::default()
         };
-        let reports_usage = matches!(update, TurnUpdate::Usage { .. });
+        let mut reports_usage = false;
         let body = match update {
             TurnUpdate::Text { text } => EventBody::TextDelta(MessageDelta { message_id, text, after_run }),
             TurnUpdate::Thought { text } => {
@@ -112,13 +110,21 @@ impl SessionStepBuilder<'_> {
                 EventBody::PlanUpdated(PlanUpdated { message_id, entries, after_run })
             }
             TurnUpdate::Notice { text } => EventBody::NoticeShown(NoticeShown { text, after_run }),
-            TurnUpdate::Usage { usage } => EventBody::UsageReported(UsageReported {
-                input_tokens: usage.input_tokens,
-                output_tokens: usage.output_tokens,
-                // JSON cannot represent NaN or infinity, and adding one to a sum would spoil the sum for good.
-                cost_usd: if usage.cost_usd.is_finite() { usage.cost_usd.clamp(0.0, COST_MAX) } else { 0.0 },
-                after_run,
-            }),
+            TurnUpdate::Usage { usage } => match absurd_usage(&usage) {
+                Some(absurd) => {
+                    let text = format!("refused a usage report of run {run}: {absurd}; it does not count");
+                    EventBody::NoticeShown(NoticeShown { text, after_run })
+                }
+                None => {
+                    reports_usage = true;
+                    EventBody::UsageReported(UsageReported {
+                        input_tokens: usage.input_tokens,
+                        output_tokens: usage.output_tokens,
+                        cost_usd: usage.cost_usd,
+                        after_run,
+                    })
+                }
+            },
             TurnUpdate::ModelCall if live => EventBody::TurnStarted(EmptyEventData {}),
             TurnUpdate::ModelCall => return,
         };
@@ -151,7 +157,7 @@ impl SessionStepBuilder<'_> {
             prompt,
             options,
             asked_by_tool: false,
-            opened_at: self.context.now,
+            opened_at: self.context.now.wall,
             state: AskStatus::Pending,
             answer: None,
         };
@@ -232,7 +238,13 @@ impl SessionStepBuilder<'_> {
     fn handle_turn_end(&mut self, run: &RunId, outcome: TurnOutcome) {
         let turn = self.current_turn().filter(|(turn, _)| turn.id == *run);
         let Some(stopping) = turn.map(|(_, started)| started.stop.is_some()) else { return };
-        let TurnOutcome { stop, text, error, processes, transcript, agent_ends } = outcome;
+        let TurnOutcome { stop, text, error, processes, transcript, agent_ends, leaves_processes } = outcome;
+        if stopping && leaves_processes {
+            // The stop met the end of the turn, and the worker had not received it yet. When it does, it ends what the
+            // turn left running and reports the end again. No event is emitted, so the state shows a running turn until
+            // then: the stop is resent to a reattached worker, and followed by a kill if nothing is reported.
+            return;
+        }
         if agent_ends {
             // The agent still runs for a moment, but must not get the next prompt.
             self.context.agent = AgentAvailability::Starting;
@@ -258,4 +270,17 @@ impl SessionStepBuilder<'_> {
         self.finish_run_with(run, RunEnding { reason, text, error, processes });
         self.advance();
     }
+}
+
+/// What no report can mean, if there is anything: a worker that lies or is broken must not spoil sums and budgets. JSON
+/// cannot represent NaN or infinity, and adding one to a sum would spoil the sum for good.
+fn absurd_usage(usage: &TokenUsage) -> Option<String> {
+    let TokenUsage { input_tokens, output_tokens, cost_usd } = *usage;
+    for (tokens, kind) in [(input_tokens, "input"), (output_tokens, "output")] {
+        if tokens > USAGE_TOKENS_MAX {
+            return Some(format!("{tokens} {kind} tokens are more than {USAGE_TOKENS_MAX}"));
+        }
+    }
+    let plausible = (0.0..=f64::from(USAGE_COST_MAX_USD)).contains(&cost_usd);
+    (!plausible).then(|| format!("a cost of {cost_usd} US dollars is not between 0 and {USAGE_COST_MAX_USD}"))
 }

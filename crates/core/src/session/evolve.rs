@@ -7,7 +7,7 @@ use qd_protocol::event::{
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::AskResolution;
 use qd_protocol::mail::MailDelivery;
-use qd_protocol::{AskId, EventNumber, MailId};
+use qd_protocol::{AskId, ClockReading, EventNumber, MailId};
 
 use super::SessionEvent;
 use super::state::{
@@ -19,8 +19,9 @@ use super::worker::RestartLimit;
 /// Applies one event. Events come in order and each exactly once.
 pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
     debug_assert_eq!(event.number.0, state.number.0 + 1, "events of a session come in order");
+    carry_clocks_over_reboot(state, event.ts);
     state.number = event.number;
-    state.updated_at = event.ts;
+    state.updated_at = event.ts.wall;
     if let Some(number) = event.update_number {
         state.last_update_number = state.last_update_number.max(number);
     }
@@ -32,7 +33,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             let Some(id) = run_id else { return };
             let run = UnfinishedRun {
                 id: id.clone(),
-                accepted_at: event.ts,
+                accepted_at: event.ts.wall,
                 position: accepted.position,
                 fingerprint: accepted.fingerprint.clone(),
                 was_steer: accepted.steer.is_some(),
@@ -105,7 +106,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             update_waiting_time(state, event);
         }
         EventBody::RunFinished(_) => {
-            state.last_finished = Some(event.ts);
+            state.last_finished = Some(event.ts.wall);
             state.runs.retain(|run| Some(&run.id) != run_id);
             state.asks.retain(|_, entry| entry.run() != run_id);
         }
@@ -137,12 +138,12 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         }
         EventBody::ToolStarted(_) => {
             if let Some(started) = execution_of_event(state, event).filter(|started| !started.reports_turns) {
-                started.turns += 1;
+                started.turns = started.turns.saturating_add(1);
             }
         }
         EventBody::TurnStarted(_) => {
             if let Some(started) = execution_of_event(state, event) {
-                started.turns = if started.reports_turns { started.turns + 1 } else { 1 };
+                started.turns = if started.reports_turns { started.turns.saturating_add(1) } else { 1 };
                 started.reports_turns = true;
             }
         }
@@ -184,7 +185,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         EventBody::SteerMissed(missed) => remove_steer(state, missed.steer),
         EventBody::WorkerStarted(worker) => {
             state.worker = Some(worker.worker_id.clone());
-            state.worker_since = event.ts;
+            state.worker_since = event.ts.wall;
             if let Some(run) = state.runs.front_mut() {
                 run.waits_for_slot = false;
             }
@@ -192,9 +193,14 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         EventBody::WorkerReattached(WorkerReattached { run_time_ms, .. }) => {
             if let (Some(run_time), Some(started)) = (run_time_ms, current_turn_mut(state)) {
                 // Only the worker saw this turn, so any other time since its start was not run time.
-                let passed = started.waiting_since.unwrap_or(event.ts).since(started.started_at);
+                let passed = started.waiting_since.unwrap_or(event.ts).elapsed_since(started.started_at);
                 // Keep a longer wait that is known here: the worker does not see questions asked by tool calls.
                 started.waited_ms = started.waited_ms.max(passed.saturating_sub(*run_time));
+                // A worker on another machine saw the time that a reboot of this one hid.
+                if let Some(uptime) = &mut started.started_at.uptime {
+                    let hidden = run_time.saturating_sub(passed);
+                    uptime.awake_ms = uptime.awake_ms.saturating_sub_unsigned(hidden);
+                }
             }
         }
         EventBody::WorkerExited(exited) => {
@@ -223,9 +229,9 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             }
         }
         EventBody::MailClaimed(claimed) => {
-            let delivery =
-                MailDeliveryState::Claimed { claim: claimed.claim, until: claimed.claim_expires_at };
-            set_delivery(state, &claimed.id, delivery);
+            let (claim, until) = (claimed.claim, claimed.claim_expires_at);
+            let since = event.ts.uptime.map(|_| event.ts);
+            set_delivery(state, &claimed.id, MailDeliveryState::Claimed { claim, until, since });
         }
         EventBody::MailReturned(returned) => {
             if let Some(entry) = state.mail.iter_mut().find(|entry| entry.id == returned.id) {
@@ -257,6 +263,48 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
     // A closing session needs no agent once its last run has ended.
     if state.closing.is_some() && state.runs.is_empty() && state.worker.is_some() {
         state.worker_stopping_since.get_or_insert(event.ts);
+    }
+}
+
+/// Whether the uptime is stored with an event of this kind. The kinds that make up an agent's output are left out:
+/// they are most of a journal, and `evolve` uses none of their times except as a wall-clock time.
+pub(super) fn records_uptime(body: &EventBody) -> bool {
+    !matches!(
+        body,
+        EventBody::TextDelta(_)
+            | EventBody::ThoughtDelta(_)
+            | EventBody::ToolStarted(_)
+            | EventBody::ToolOutput(_)
+            | EventBody::ToolFinished(_)
+            | EventBody::TurnStarted(_)
+            | EventBody::PlanUpdated(_)
+            | EventBody::UsageReported(_)
+            | EventBody::NoticeShown(_)
+            | EventBody::MessageCreated(_)
+            | EventBody::MessageFinished(_)
+    )
+}
+
+/// Brings all readings to the clocks of the boot that the event is from. So durations within one state never span a
+/// reboot, and the wall clock, which may be wrong after one, decides nothing.
+fn carry_clocks_over_reboot(state: &mut SessionState, now: ClockReading) {
+    let Some(uptime) = now.uptime else { return };
+    let last = state.last_uptime.replace(uptime);
+    if last.is_some_and(|last| last.boot == uptime.boot) {
+        return;
+    }
+    let carry = |reading: &mut ClockReading| *reading = reading.carried_over_reboot(last, now);
+    state.worker_stopping_since.iter_mut().for_each(carry);
+    state.crashes.iter_mut().for_each(carry);
+    for started in state.runs.iter_mut().filter_map(|run| run.execution.as_mut()) {
+        carry(&mut started.started_at);
+        started.waiting_since.iter_mut().for_each(carry);
+        started.stop.iter_mut().chain(&mut started.kill).for_each(|request| carry(&mut request.at));
+    }
+    for entry in &mut state.mail {
+        if let MailDeliveryState::Claimed { since: Some(since), .. } = &mut entry.delivery {
+            carry(since);
+        }
     }
 }
 
@@ -344,7 +392,7 @@ fn update_waiting_time(state: &mut SessionState, event: &SessionEvent) {
     match (is_waiting, started.waiting_since) {
         (true, None) => started.waiting_since = Some(event.ts),
         (false, Some(since)) => {
-            started.waited_ms += event.ts.since(since);
+            started.waited_ms += event.ts.elapsed_since(since);
             started.waiting_since = None;
         }
         _ => {}

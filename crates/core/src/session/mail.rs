@@ -64,7 +64,7 @@ impl SessionStepBuilder<'_> {
             text,
             in_reply_to,
             correlation_id,
-            sent_at: self.context.now,
+            sent_at: self.context.now.wall,
         };
         let (run_id, else_run_id) = match deliver {
             MailDelivery::Prompt => (Some(own_run.clone()), None),
@@ -96,7 +96,7 @@ impl SessionStepBuilder<'_> {
     /// Claims the oldest held messages.
     pub(super) fn claim_mail(&mut self, max: usize, lease_ms: u64) {
         self.return_expired_claims();
-        let until = self.context.now.plus(lease_ms);
+        let until = self.context.now.wall.plus(lease_ms);
         let held = self.mail.iter().filter(|entry| entry.delivery == MailDeliveryState::Held);
         let held: Vec<MailId> = held.map(|entry| entry.id.clone()).take(max).collect();
         let mut mail = Vec::with_capacity(held.len());
@@ -126,7 +126,7 @@ impl SessionStepBuilder<'_> {
     /// Returns messages that were claimed and not acknowledged in time.
     pub(super) fn return_expired_claims(&mut self) {
         let now = self.context.now;
-        let expired = |entry: &&MailboxEntry| matches!(entry.delivery, MailDeliveryState::Claimed { until, .. } if until <= now);
+        let expired = |entry: &&MailboxEntry| entry.delivery.claim_time_left(now) == Some(0);
         let expired: Vec<MailId> = self.mail.iter().filter(expired).map(|entry| entry.id.clone()).collect();
         for id in expired {
             self.return_mail(&id, "it was claimed and not acknowledged in time");

@@ -25,7 +25,7 @@ use qd_protocol::event::{Ask, AskAnswer, Attachment, ChildResult, EventBody, Run
 use qd_protocol::link::{AgentExitReason, AgentUpdate, AskResolution, UpdateNumber};
 use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::policy::Policy;
-use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
+use qd_protocol::{AskId, ClockReading, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
 
 pub(crate) use commands::validate_answer;
 pub use evolve::evolve;
@@ -42,7 +42,7 @@ use step_builder::SessionStepBuilder;
 /// Current facts that are not in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionContext {
-    pub now: Millis,
+    pub now: ClockReading,
     /// A halt is set: no run starts.
     pub halted: bool,
     /// The budget of this session or of an ancestor is spent: a run that would start ends at once.
@@ -65,7 +65,8 @@ pub enum AgentAvailability {
         /// The agent accepts steers during a turn.
         steerable: bool,
     },
-    /// The connection is broken and being re-established; the agent may still be alive.
+    /// The connection is broken and being re-established; the agent may still be alive. The link ends this state: it
+    /// reattaches, or gives the worker up after a time limit and reports it as gone.
     Lost,
 }
 
@@ -245,7 +246,7 @@ pub struct SessionEvent {
     /// Position in the session's own sequence of events, from 1.
     pub number: EventNumber,
     /// When the step decided it.
-    pub ts: Millis,
+    pub ts: ClockReading,
     pub run: Option<RunId>,
     /// The number of the agent update that caused this event. Only the first event of a step has it.
     pub update_number: Option<UpdateNumber>,

@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use qd_protocol::event::{Ask, ChildResult, RunStopCause, SessionCloseMode, SessionCreated, TokenUsage};
 use qd_protocol::link::{AskResolution, UpdateNumber};
 use qd_protocol::text::BlobRef;
-use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId, WorkspaceId};
+use qd_protocol::{
+    AskId, ClockReading, EventNumber, LongText, MachineUptime, MailId, Millis, RunId, SessionId, WorkerId,
+    WorkspaceId,
+};
 use serde::{Deserialize, Serialize};
 
 /// Everything the machine knows about one session. Snapshots are this struct, serialized.
@@ -31,10 +34,10 @@ pub struct SessionState {
     pub worker_since: Millis,
     /// Since when that worker is being stopped. It gets no more runs.
     #[serde(rename = "stopping", default)]
-    pub worker_stopping_since: Option<Millis>,
+    pub worker_stopping_since: Option<ClockReading>,
     /// When workers recently failed or were lost, oldest first. Holds no more entries than the restart limit needs.
     #[serde(default)]
-    pub crashes: VecDeque<Millis>,
+    pub crashes: VecDeque<ClockReading>,
     /// Runs that have not ended, in the order in which they are served. Only the first can have started.
     pub runs: VecDeque<UnfinishedRun>,
     /// Asks without an answer, and answers whose delivery the agent has not confirmed.
@@ -59,6 +62,9 @@ pub struct SessionState {
     pub created_at: Millis,
     /// The time of its last event.
     pub updated_at: Millis,
+    /// The uptime at its last event that has one. All uptimes in the state are of the same boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_uptime: Option<MachineUptime>,
     /// When its last run ended.
     #[serde(default)]
     pub last_finished: Option<Millis>,
@@ -98,9 +104,29 @@ pub enum MailDeliveryState {
     Claimed {
         /// The number of its `mail.claimed` event.
         claim: EventNumber,
-        /// When the claim expires.
+        /// When the claim expires, as its claimant was told.
         until: Millis,
+        /// When it was claimed, from which its expiry is counted. Claims of earlier releases lack it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<ClockReading>,
     },
+}
+
+impl MailDeliveryState {
+    pub fn is_claimed(&self) -> bool {
+        matches!(self, Self::Claimed { .. })
+    }
+
+    /// Milliseconds until the claim expires; `None` if there is no claim.
+    pub fn claim_time_left(&self, now: ClockReading) -> Option<u64> {
+        match *self {
+            Self::Claimed { until, since: Some(since), .. } => {
+                Some(until.since(since.wall).saturating_sub(now.lease_time_since(since)))
+            }
+            Self::Claimed { until, since: None, .. } => Some(until.since(now.wall)),
+            Self::Held | Self::Run(_) | Self::Steer { .. } => None,
+        }
+    }
 }
 
 /// A run that has not ended. Its prompt is in the journal.
@@ -131,7 +157,7 @@ pub struct UnfinishedRun {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunExecution {
     #[serde(rename = "at")]
-    pub started_at: Millis,
+    pub started_at: ClockReading,
     /// The number of its `run.started` or its last `run.resumed`. The prompt sent to the agent has the same number.
     pub number: EventNumber,
     /// That number is of a `run.resumed`.
@@ -144,7 +170,7 @@ pub struct RunExecution {
     /// Milliseconds spent waiting for people and child sessions, up to `waiting_since`.
     pub waited_ms: u64,
     /// Since when it has been waiting for a person or a child session.
-    pub waiting_since: Option<Millis>,
+    pub waiting_since: Option<ClockReading>,
     /// Child sessions that it has started since it was last suspended.
     #[serde(default)]
     pub children: BTreeSet<SessionId>,
@@ -164,8 +190,8 @@ pub struct RunExecution {
 
 impl RunExecution {
     /// Milliseconds that the run has worked so far, without the time it waited.
-    pub fn run_time(&self, now: Millis) -> u64 {
-        self.waiting_since.unwrap_or(now).since(self.started_at).saturating_sub(self.waited_ms)
+    pub fn run_time(&self, now: ClockReading) -> u64 {
+        self.waiting_since.unwrap_or(now).elapsed_since(self.started_at).saturating_sub(self.waited_ms)
     }
 }
 
@@ -184,7 +210,7 @@ pub struct RunSuspension {
 pub struct RunStopRequest {
     /// The number of the `run.cancel_requested` or `run.kill_requested` event.
     pub number: EventNumber,
-    pub at: Millis,
+    pub at: ClockReading,
     pub by: RunStopCause,
 }
 
@@ -257,7 +283,7 @@ pub enum SessionPhase {
 
 impl SessionState {
     /// The state after `session.created`, the first event.
-    pub fn new(id: SessionId, workspace: WorkspaceId, created: SessionCreated, at: Millis) -> Self {
+    pub fn new(id: SessionId, workspace: WorkspaceId, created: SessionCreated, at: ClockReading) -> Self {
         Self {
             id,
             workspace,
@@ -266,7 +292,7 @@ impl SessionState {
             settings: created,
             agent_session_id: None,
             worker: None,
-            worker_since: at,
+            worker_since: at.wall,
             worker_stopping_since: None,
             crashes: VecDeque::new(),
             runs: VecDeque::new(),
@@ -279,8 +305,9 @@ impl SessionState {
             closing: None,
             children_closed: false,
             closed: false,
-            created_at: at,
-            updated_at: at,
+            created_at: at.wall,
+            updated_at: at.wall,
+            last_uptime: at.uptime,
             last_finished: None,
             mail: VecDeque::new(),
         }
@@ -352,13 +379,13 @@ impl SessionState {
         self.mail.iter().find(|entry| entry.id == *id)
     }
 
-    /// When the first claim on a message expires.
-    pub fn next_claim_expiry(&self) -> Option<Millis> {
-        let until = |entry: &MailboxEntry| match entry.delivery {
-            MailDeliveryState::Claimed { until, .. } => Some(until),
-            _ => None,
-        };
-        self.mail.iter().filter_map(until).min().filter(|_| !self.closed)
+    /// Milliseconds until the first claim on a message expires.
+    pub fn next_claim_expiry(&self, now: ClockReading) -> Option<u64> {
+        self.mail
+            .iter()
+            .filter_map(|entry| entry.delivery.claim_time_left(now))
+            .min()
+            .filter(|_| !self.closed)
     }
 
     /// The session has unfinished business that only the journal remembers: a cancel or close of child sessions, or
@@ -366,7 +393,7 @@ impl SessionState {
     pub fn has_pending_obligations(&self) -> bool {
         self.pending_child_cancel.is_some()
             || (self.closing.is_some() && !self.closed)
-            || self.next_claim_expiry().is_some()
+            || (!self.closed && self.mail.iter().any(|entry| entry.delivery.is_claimed()))
     }
 
     /// The session is closing, and nothing is left to wait for except perhaps its worker.

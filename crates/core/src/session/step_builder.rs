@@ -7,6 +7,7 @@ use qd_protocol::event::EventBody;
 use qd_protocol::link::UpdateNumber;
 use qd_protocol::{EventNumber, RunId};
 
+use super::evolve::records_uptime;
 use super::{
     CommandRefusal, CommandReply, OversizedText, SessionContext, SessionEffect, SessionEvent, SessionState,
     SessionStep,
@@ -40,13 +41,9 @@ impl<'a> SessionStepBuilder<'a> {
     /// Adds an event to the step, applies it and returns its number.
     pub(super) fn emit(&mut self, run: Option<RunId>, body: EventBody) -> EventNumber {
         let number = EventNumber(self.state.number.0 + 1);
-        let event = SessionEvent {
-            number,
-            ts: self.context.now,
-            run,
-            update_number: self.update_number.take(),
-            body,
-        };
+        let now = self.context.now;
+        let ts = if records_uptime(&body) { now } else { now.wall.into() };
+        let event = SessionEvent { number, ts, run, update_number: self.update_number.take(), body };
         self.step.rows.extend(apply_event(self.state, &event));
         self.step.session_changed |= rows::changes_session_row(&event.body);
         self.step.events.push(event);

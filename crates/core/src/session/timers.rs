@@ -2,9 +2,9 @@
 //!
 //! Design: docs/design/deadlines-are-computed.md
 
-use qd_protocol::Millis;
+use qd_protocol::ClockReading;
 use qd_protocol::event::{
-    EmptyEventData, EventBody, ProcessCleanup, RunStopCause, SessionLimits, SessionUpdated,
+    EmptyEventData, EventBody, ProcessCleanup, RunStopCause, SessionLimits, SessionUpdated, SurvivingProcess,
 };
 use qd_protocol::limits::{CANCEL_GRACE_S, KILL_S};
 
@@ -12,9 +12,9 @@ use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
 use super::{AgentAvailability, RunExecution, SessionEffect, SessionState};
 
-/// How many seconds to wait for a worker that was told to stop or to kill a turn: the time that a kill may take, plus
+/// How many milliseconds to wait for a worker that was told to stop or to kill a turn: the time that a kill may take, plus
 /// some for the report to arrive.
-const STOP_WAIT_S: u64 = KILL_S + 5;
+const STOP_WAIT_MS: u64 = (KILL_S + 5) * 1000;
 
 enum DeadlineAction {
     Kill,
@@ -23,16 +23,24 @@ enum DeadlineAction {
     Close,
 }
 
-/// When [`SessionInput::Tick`](super::SessionInput::Tick) has something to do, if nothing else happens before.
-pub fn deadline(state: &SessionState, agent: AgentAvailability) -> Option<Millis> {
-    [next_timer(state, agent).map(|(at, _)| at), state.next_claim_expiry()].into_iter().flatten().min()
+/// In how many milliseconds [`SessionInput::Tick`](super::SessionInput::Tick) has something to do, if nothing else
+/// happens before.
+pub fn deadline(state: &SessionState, agent: AgentAvailability, now: ClockReading) -> Option<u64> {
+    let timer = next_timer(state, agent, now).map(|(remaining, _)| remaining);
+    [timer, state.next_claim_expiry(now)].into_iter().flatten().min()
 }
 
-fn next_timer(state: &SessionState, agent: AgentAvailability) -> Option<(Millis, DeadlineAction)> {
+/// The milliseconds until the next timer, and what it does.
+fn next_timer(
+    state: &SessionState,
+    agent: AgentAvailability,
+    now: ClockReading,
+) -> Option<(u64, DeadlineAction)> {
     match state.active_run() {
-        Some((_, started)) => next_run_timer(&state.settings.limits, started, agent),
+        Some((_, started)) => next_run_timer(&state.settings.limits, started, agent, now),
         None if state.is_ready_to_close() => {
-            Some((state.worker_stopping_since?.plus(STOP_WAIT_S * 1000), DeadlineAction::Close))
+            let since = state.worker_stopping_since?;
+            Some((STOP_WAIT_MS.saturating_sub(now.elapsed_since(since)), DeadlineAction::Close))
         }
         None => None,
     }
@@ -42,19 +50,22 @@ fn next_run_timer(
     limits: &SessionLimits,
     started: &RunExecution,
     agent: AgentAvailability,
-) -> Option<(Millis, DeadlineAction)> {
+    now: ClockReading,
+) -> Option<(u64, DeadlineAction)> {
     match (started.stop, started.kill) {
-        (_, Some(kill)) => Some((kill.at.plus(STOP_WAIT_S * 1000), DeadlineAction::AbandonTurn)),
+        (_, Some(kill)) => {
+            Some((STOP_WAIT_MS.saturating_sub(now.elapsed_since(kill.at)), DeadlineAction::AbandonTurn))
+        }
         (Some(stop), None) => {
             let grace = limits.cancel_grace_s.map_or(CANCEL_GRACE_S * 1000, seconds_to_millis);
-            Some((stop.at.plus(grace), DeadlineAction::Kill))
+            Some((grace.saturating_sub(now.elapsed_since(stop.at)), DeadlineAction::Kill))
         }
         (None, None) if started.waiting_since.is_some() => None,
         // A disconnected worker enforces the limit itself, and only it knows how long the turn has run.
         (None, None) if agent == AgentAvailability::Lost => None,
         (None, None) => {
             let limit = seconds_to_millis(limits.run_timeout_s?);
-            Some((started.started_at.plus(started.waited_ms).plus(limit), DeadlineAction::Timeout))
+            Some((limit.saturating_sub(started.run_time(now)), DeadlineAction::Timeout))
         }
     }
 }
@@ -66,11 +77,7 @@ pub fn seconds_to_millis(seconds: f64) -> u64 {
 impl SessionStepBuilder<'_> {
     pub(super) fn handle_tick(&mut self) {
         self.return_expired_claims();
-        let Some((_, action)) =
-            next_timer(self, self.context.agent).filter(|(at, _)| *at <= self.context.now)
-        else {
-            return;
-        };
+        let Some((0, action)) = next_timer(self, self.context.agent, self.context.now) else { return };
         match (action, self.active_run()) {
             (DeadlineAction::Close, _) => self.advance(),
             (DeadlineAction::Timeout, _) => {
@@ -87,7 +94,10 @@ impl SessionStepBuilder<'_> {
                 // This worker did not let go of a killed turn, so it never gets another one. The event tells later
                 // daemons too.
                 self.emit_update(SessionUpdated { stops_agent: true, ..Default::default() });
-                let processes = ProcessCleanup { killed: 0, survivors: 1 };
+                let worker = self.worker.as_ref().map_or("its worker", |worker| worker.as_str());
+                let name = format!("unknown: {worker} did not report in time");
+                let surviving = vec![SurvivingProcess { pid: None, name }];
+                let processes = ProcessCleanup { killed: 0, survivors: 1, surviving };
                 self.finish_run_with(&run, RunEnding { processes, ..RunEnding::of(reason) });
                 self.advance();
             }
@@ -97,6 +107,6 @@ impl SessionStepBuilder<'_> {
 
     /// The worker has used up the time that it gets to stop.
     pub(super) fn worker_stop_timed_out(&self) -> bool {
-        self.worker_stopping_since.is_some_and(|since| since.plus(STOP_WAIT_S * 1000) <= self.context.now)
+        self.worker_stopping_since.is_some_and(|since| self.context.now.elapsed_since(since) >= STOP_WAIT_MS)
     }
 }

@@ -28,7 +28,7 @@ impl SessionStepBuilder<'_> {
             prompt,
             options,
             asked_by_tool: true,
-            opened_at: self.context.now,
+            opened_at: self.context.now.wall,
             state: AskStatus::Pending,
             answer: None,
         };

@@ -11,7 +11,7 @@ use qd_protocol::event::{
 };
 use qd_protocol::limits::{RESTART_WINDOW_S, RESTARTS};
 use qd_protocol::link::AgentExitReason;
-use qd_protocol::{EventNumber, FinishReason, Millis, RunId, WorkerId};
+use qd_protocol::{ClockReading, EventNumber, FinishReason, RunId, WorkerId};
 
 use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
@@ -37,7 +37,7 @@ impl RestartLimit {
 
     /// Adds a crash, and drops entries that no longer matter: those outside the window, and the oldest beyond limit +
     /// 1.
-    pub(super) fn record_crash(&self, crashes: &mut VecDeque<Millis>, now: Millis) {
+    pub(super) fn record_crash(&self, crashes: &mut VecDeque<ClockReading>, now: ClockReading) {
         crashes.push_back(now);
         crashes.retain(|at| self.is_in_window(*at, now));
         while crashes.len() > self.limit + 1 {
@@ -45,8 +45,8 @@ impl RestartLimit {
         }
     }
 
-    fn is_in_window(&self, at: Millis, now: Millis) -> bool {
-        now.since(at) < self.window_ms.max(1)
+    fn is_in_window(&self, at: ClockReading, now: ClockReading) -> bool {
+        now.elapsed_since(at) < self.window_ms.max(1)
     }
 }
 
@@ -122,6 +122,7 @@ impl SessionStepBuilder<'_> {
         let (reason, error) = match &exit {
             AgentExitReason::Stopped => (WorkerExitReason::Stopped, None),
             AgentExitReason::Lost => (WorkerExitReason::Lost, None),
+            AgentExitReason::Unreachable(error) => (WorkerExitReason::Lost, Some(error.clone())),
             AgentExitReason::Failed(error) => (WorkerExitReason::Failed, Some(error.clone())),
         };
         let was_needed = self.worker_stopping_since.is_none();
@@ -136,6 +137,9 @@ impl SessionStepBuilder<'_> {
             | (None, Some(run), AgentExitReason::Failed(error)) => Some((run, RunEnding::failed(error))),
             (Some(run), _, AgentExitReason::Lost | AgentExitReason::Stopped) => {
                 Some((run, RunEnding::of(FinishReason::Interrupted)))
+            }
+            (Some(run), _, AgentExitReason::Unreachable(error)) => {
+                Some((run, RunEnding { error: Some(error), ..RunEnding::of(FinishReason::Interrupted) }))
             }
             (None, ..) => None,
         };

@@ -8,7 +8,16 @@ use qd_core::fleet::{
 };
 use qd_protocol::event::{AskAnswer, EventBody, FinishReason, FleetStarted};
 use qd_protocol::fleet::{FanOutSplit, FleetMember, FleetRoute, FleetSpec, FleetStatus, RouteAction};
-use qd_protocol::{AskId, FleetId, Millis, RunId, SessionId, WorkspaceId};
+use qd_protocol::{AskId, ClockReading, FleetId, MachineUptime, Millis, RunId, SessionId, WorkspaceId};
+
+/// What the clocks of a machine show that was started at the beginning of the epoch.
+pub(crate) fn clocks_at(ms: u64) -> ClockReading {
+    let uptime = i64::try_from(ms).unwrap();
+    ClockReading {
+        wall: Millis(ms),
+        uptime: Some(MachineUptime { boot: 1, awake_ms: uptime, total_ms: uptime }),
+    }
+}
 
 pub(crate) struct FleetHarness {
     pub(crate) state: FleetState,
@@ -65,7 +74,7 @@ impl FleetHarness {
         let session = |name: &String| (name.clone(), SessionId::parse(&format!("ses_{name}")).unwrap());
         let sessions = spec.sessions.keys().map(session).collect();
         let workspace = WorkspaceId::parse("ws_test").unwrap();
-        let state = FleetState::new(workspace, FleetStarted { fleet_id, spec, sessions }, Millis(0));
+        let state = FleetState::new(workspace, FleetStarted { fleet_id, spec, sessions }, clocks_at(0));
         let mut fleet = Self {
             start: state.clone(),
             state,
@@ -93,7 +102,7 @@ impl FleetHarness {
         let before = self.state.clone();
         let asks = (0..4).map(|n| AskId::parse(&format!("ask_{}_{n}", self.asks)).unwrap()).collect();
         self.asks += 1;
-        let decided = step(&mut self.state, input, FleetContext { now: Millis(self.now), ask_ids: asks });
+        let decided = step(&mut self.state, input, FleetContext { now: clocks_at(self.now), ask_ids: asks });
         let mut replayed = before;
         for event in &decided.events {
             evolve(&mut replayed, event);
@@ -107,7 +116,7 @@ impl FleetHarness {
     /// The daemon dies: the state is rebuilt from the journal.
     pub(crate) fn crash(&mut self) -> FleetStep {
         let mut state = self.start.clone();
-        let now = Millis(self.now);
+        let now = clocks_at(self.now);
         for (number, body) in (2..).zip(&self.events) {
             let event = qd_core::fleet::FleetEvent {
                 number: qd_protocol::EventNumber(number),
@@ -117,7 +126,7 @@ impl FleetHarness {
             evolve(&mut state, &event);
         }
         state.updated_at = self.state.updated_at;
-        let same = FleetState { stopping: self.state.stopping, ..state };
+        let same = FleetState { stopping: self.state.stopping, last_uptime: self.state.last_uptime, ..state };
         assert_eq!(same, self.state, "a fleet read from the journal is the same fleet");
         self.step(FleetInput::Wake)
     }

@@ -4,12 +4,24 @@
 
 use qd_core::session::{
     AgentAvailability, PromptSubmission, SessionCommand, SessionContext, SessionEvent, SessionInput,
-    SessionState, SessionStep, step,
+    SessionState, SessionStep, deadline, step,
 };
 use qd_protocol::event::{AskKind, EventBody, RunError, RunStopCause, SessionCreated};
 use qd_protocol::link::{AgentUpdate, AskRequest, TurnOutcome, TurnStopReason, UpdateNumber};
 use qd_protocol::policy::Risk;
-use qd_protocol::{AskId, EventNumber, FinishReason, Millis, RunId, SessionId, WorkerId, WorkspaceId};
+use qd_protocol::{
+    AskId, ClockReading, EventNumber, FinishReason, MachineUptime, Millis, RunId, SessionId, WorkerId,
+    WorkspaceId,
+};
+
+/// What the clocks of a machine show that was started at the beginning of the epoch and never suspended.
+pub(crate) fn clocks_at(ms: u64) -> ClockReading {
+    let uptime = i64::try_from(ms).unwrap();
+    ClockReading {
+        wall: Millis(ms),
+        uptime: Some(MachineUptime { boot: 1, awake_ms: uptime, total_ms: uptime }),
+    }
+}
 
 /// A session with a ready agent.
 pub(crate) struct SessionHarness {
@@ -22,11 +34,11 @@ impl SessionHarness {
     pub(crate) fn new() -> Self {
         let created = SessionCreated { agent: "script".to_owned(), ..SessionCreated::default() };
         let id = SessionId::parse("s").unwrap();
-        let mut state = SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0));
+        let mut state = SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, clocks_at(0));
         state.worker = Some(WorkerId::of_session(&state.id, EventNumber(1)));
         let link = AgentAvailability::Ready { steerable: true };
         let context = SessionContext {
-            now: Millis(0),
+            now: clocks_at(0),
             halted: false,
             over_budget: false,
             slot_available: true,
@@ -41,6 +53,11 @@ impl SessionHarness {
         harness.state.worker = None;
         harness.context.agent = AgentAvailability::Absent;
         harness
+    }
+
+    /// The milliseconds until the next deadline.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        deadline(&self.state, self.context.agent, self.context.now)
     }
 
     pub(crate) fn input(&mut self, input: SessionInput) -> SessionStep {

@@ -53,6 +53,12 @@ pub(crate) enum SimulatedAction {
     Break,
     /// The daemon dies after its next commit, before it carries out the effects.
     Crash,
+    /// The machine is rebooted: daemon and worker are gone, and so is what the clocks showed.
+    Reboot,
+    /// Somebody sets the wall clock three hours back.
+    SetClockBack,
+    /// Somebody sets the wall clock two hours forward.
+    SetClockForward,
     /// The worker is found again, or found to be gone.
     Mend,
     /// The next deadline passes.
@@ -94,5 +100,6 @@ macro_rules! budget {
 
 budget! {
     prompts cancels single_cancels steers answers removes clears halts fills policies forgives closes spawns suspends
-    deaths vanishes rests breaks crashes late asks says batches outdates failed_preparations
+    deaths vanishes rests breaks crashes reboots clock_changes late asks says leaves batches outdates
+    failed_preparations
 }

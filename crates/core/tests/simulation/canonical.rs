@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use qd_core::session::{AskEntry, SessionState};
 use qd_protocol::link::UpdateNumber;
-use qd_protocol::{EventNumber, Millis, WorkerId};
+use qd_protocol::{ClockReading, EventNumber, Millis, WorkerId};
 
 use super::SimulatedSession;
 
@@ -46,16 +46,17 @@ fn forget_times(state: &mut SessionState) {
     state.updated_at = Millis(0);
     // Nothing depends on when the last run ended.
     state.last_finished = None;
-    state.worker_stopping_since.iter_mut().for_each(|at| *at = Millis(0));
-    state.crashes.iter_mut().for_each(|at| *at = Millis(0));
+    state.last_uptime = None;
+    state.worker_stopping_since.iter_mut().for_each(|at| *at = ClockReading::default());
+    state.crashes.iter_mut().for_each(|at| *at = ClockReading::default());
     for run in &mut state.runs {
         run.accepted_at = Millis(0);
         if let Some(started) = &mut run.execution {
-            started.started_at = Millis(0);
+            started.started_at = ClockReading::default();
             started.waited_ms = 0;
-            started.waiting_since.iter_mut().for_each(|at| *at = Millis(0));
+            started.waiting_since.iter_mut().for_each(|at| *at = ClockReading::default());
             for mark in started.stop.iter_mut().chain(&mut started.kill) {
-                mark.at = Millis(0);
+                mark.at = ClockReading::default();
             }
         }
     }

@@ -24,12 +24,15 @@ use qd_protocol::event::{
 };
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_protocol::policy::{Policy, PolicyVerdict};
-use qd_protocol::{AskId, Millis, RunId, SessionId, WorkspaceId};
+use qd_protocol::{AskId, ClockReading, MachineUptime, Millis, RunId, SessionId, WorkspaceId};
 
 pub(crate) use action::{ActionBudget, SimulatedAction};
 use children::SimulatedChildren;
 use observer::ContractObserver;
 use simulated_worker::{SimulatedWorker, WorkerAction};
+
+/// No limit in the simulation is longer.
+const LONGEST_LIMIT_MS: u64 = 3_600_000;
 
 /// The whole simulation. Two that are equal have the same future.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,7 +44,7 @@ pub(crate) struct SimulatedSession {
     pub(crate) budget: ActionBudget,
     /// The restart limit that the session was created with.
     restarts: Option<u32>,
-    now: Millis,
+    now: ClockReading,
     halted: bool,
     slot_free: bool,
     /// It stands in the line for a free slot.
@@ -73,7 +76,13 @@ fn session(restarts: Option<u32>, fleet: Option<FleetMembership>) -> SessionStat
     // The restart window is tested elsewhere; here crashes never expire.
     let limits = SessionLimits { restarts, restart_window_s: Some(1e9), ..SessionLimits::default() };
     let created = SessionCreated { agent: "script".to_owned(), limits, fleet, ..SessionCreated::default() };
-    SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0))
+    SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, first_reading())
+}
+
+/// What the clocks show when the simulation begins.
+fn first_reading() -> ClockReading {
+    let uptime = MachineUptime { boot: 1, awake_ms: 5_000_000, total_ms: 6_000_000 };
+    ClockReading { wall: Millis(1_794_774_645_123), uptime: Some(uptime) }
 }
 
 fn prompt(run: RunId) -> PromptSubmission {
@@ -120,7 +129,7 @@ impl SimulatedSession {
             observer: ContractObserver::default(),
             budget,
             restarts,
-            now: Millis(0),
+            now: first_reading(),
             halted: false,
             slot_free: true,
             in_line: false,
@@ -172,7 +181,10 @@ impl SimulatedSession {
         }
         offer(self.children.closing, SimulatedAction::BelowClosed);
         offer(worker.is_disconnected(), SimulatedAction::Mend);
-        offer(deadline(&self.state, self.worker.link()).is_some(), SimulatedAction::Tick);
+        offer(budget.reboots > 0, SimulatedAction::Reboot);
+        offer(budget.clock_changes > 0, SimulatedAction::SetClockBack);
+        offer(budget.clock_changes > 0, SimulatedAction::SetClockForward);
+        offer(self.deadline().is_some(), SimulatedAction::Tick);
         for worker_action in worker.possible_actions(budget) {
             offer(true, SimulatedAction::Agent(worker_action));
         }
@@ -238,6 +250,20 @@ impl SimulatedSession {
                 self.budget.crashes -= 1;
                 self.dying = true;
             }
+            SimulatedAction::Reboot => {
+                self.budget.reboots -= 1;
+                self.worker.vanish();
+                self.reboot_clocks();
+                self.restart();
+            }
+            SimulatedAction::SetClockBack | SimulatedAction::SetClockForward => {
+                self.budget.clock_changes -= 1;
+                let wall = self.now.wall.0;
+                self.set_clock(match action {
+                    SimulatedAction::SetClockBack => Millis(wall - 3 * 3_600_000),
+                    _ => Millis(wall + 2 * 3_600_000),
+                });
+            }
             SimulatedAction::Rest => {
                 self.budget.rests -= 1;
                 self.worker.stop_idle_agent();
@@ -265,9 +291,10 @@ impl SimulatedSession {
                 }
             }
             SimulatedAction::Tick => {
-                self.now =
-                    self.now.max(deadline(&self.state, self.worker.link()).expect("only offered with one"));
+                self.now = self.now.plus(self.deadline().expect("only offered with one"));
+                let before = self.state.number;
                 self.input(SessionInput::Tick);
+                assert!(self.state.number > before, "a deadline that passes has an effect");
             }
             SimulatedAction::Agent(WorkerAction::PreparationFailed) => {
                 self.budget.failed_preparations -= 1;
@@ -325,12 +352,38 @@ impl SimulatedSession {
             Some(ExpectedWakeup::Slot) => self.in_line && !self.slot_free && !worker.is_live(),
             Some(ExpectedWakeup::HaltLifted) => self.halted,
             Some(ExpectedWakeup::AgentChange) => worker.is_changing(),
-            Some(ExpectedWakeup::TurnEnd) => worker.is_in_turn(),
+            Some(ExpectedWakeup::TurnEnd) => worker.is_in_turn() || worker.is_ending_leftovers(),
             Some(ExpectedWakeup::Answer) => state.pending_asks().next().is_some() && worker.is_in_turn(),
             Some(ExpectedWakeup::ChildrenEnd) => !self.children.busy().is_empty(),
-            Some(ExpectedWakeup::StopDeadline) => deadline(state, worker.link()).is_some(),
+            Some(ExpectedWakeup::StopDeadline) => self.deadline().is_some(),
         };
         assert!(exists, "nothing will make this session go on: {state:?} with {worker:?}");
+    }
+
+    /// The milliseconds until the next deadline.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        deadline(&self.state, self.worker.link(), self.now)
+    }
+
+    /// Nothing happens for some time.
+    pub(crate) fn pass_time(&mut self, ms: u64) {
+        self.now = self.now.plus(ms);
+    }
+
+    /// Somebody sets the wall clock, which changes no deadline.
+    pub(crate) fn set_clock(&mut self, wall: Millis) {
+        let before = self.deadline();
+        self.now.wall = wall;
+        assert_eq!(self.deadline(), before, "a deadline moved with the wall clock");
+    }
+
+    /// The clocks after a reboot that took a minute. No deadline may become later than a full limit from now.
+    fn reboot_clocks(&mut self) {
+        let boot = self.now.uptime.map_or(0, |uptime| uptime.boot) + 1;
+        let wall = self.now.wall.plus(60_000);
+        self.now =
+            ClockReading { wall, uptime: Some(MachineUptime { boot, awake_ms: 9000, total_ms: 9000 }) };
+        assert!(self.deadline().is_none_or(|remaining| remaining <= LONGEST_LIMIT_MS), "a limit grew");
     }
 
     /// Sends a prompt under this run id. Returns false if the session refuses it.
@@ -492,10 +545,7 @@ impl SimulatedSession {
                         self.carry_out_all(&mut inbox);
                     }
                 }
-                None => {
-                    self.open_batch = None;
-                    inbox = VecDeque::from([self.start_next_daemon()]);
-                }
+                None => inbox = VecDeque::from([self.start_next_daemon()]),
             }
         }
     }
@@ -523,6 +573,15 @@ impl SimulatedSession {
                 let busy = resumed.children.iter().any(|child| self.children.is_busy(&child.session_id));
                 assert!(!busy, "resumed while a session that it waits for is busy");
             }
+            if let (EventBody::RunFinished(finished), Some(run)) = (&event.body, &event.run) {
+                assert!(
+                    finished.finish_reason != FinishReason::Cancelled
+                        || finished.processes.survivors > 0
+                        || !self.worker.has_left(run),
+                    "{run} was cancelled and says that no process of it survives, but one does"
+                );
+                self.worker.forget_left(run);
+            }
         }
         let commits = !result.events.is_empty();
         if self.keeps_journal {
@@ -539,6 +598,7 @@ impl SimulatedSession {
 
     fn start_next_daemon(&mut self) -> SessionInput {
         self.dying = false;
+        self.open_batch = None;
         self.observer.restarts += 1;
         self.children.closing = false;
         self.worker.daemon_died(self.state.worker.as_ref());

@@ -366,7 +366,7 @@ impl ContractObserver {
                 );
                 let timed_out = before
                     .worker_stopping_since
-                    .is_some_and(|since| context.now.since(since) >= (KILL_S + 5) * 1000);
+                    .is_some_and(|since| context.now.elapsed_since(since) >= (KILL_S + 5) * 1000);
                 assert!(!self.worker || timed_out, "session.closed comes after the worker's end");
                 self.closed = true;
             }

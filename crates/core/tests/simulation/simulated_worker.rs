@@ -30,6 +30,10 @@ pub(crate) enum WorkerAction {
     MissSteer,
     /// Ends its turn normally, even if it was told to stop.
     Done,
+    /// Ends its turn normally, before it was told to stop, and leaves processes running.
+    DoneLeaving,
+    /// Was told to stop a turn that had ended, and has ended what that turn left running.
+    Swept,
     /// Ends its turn because it was told to.
     Stopped,
     /// Ends its turn to wait for child sessions.
@@ -76,6 +80,8 @@ pub(crate) struct SimulatedWorker {
     turn: Option<SimulatedTurn>,
     /// The run of its last turn.
     last: Option<RunId>,
+    /// The run whose turn has ended and left processes running, and whether it was told to stop since.
+    left: Option<(RunId, bool)>,
     /// The last command that it applied.
     applied: EventNumber,
     update_count: u64,
@@ -106,25 +112,14 @@ impl Hash for SimulatedWorker {
             spool,
             turn,
             last,
+            left,
             applied,
             update_count,
             asked,
             prompt_counts,
         } = self;
-        (
-            agent_state,
-            uses_worktree,
-            outdated,
-            worker,
-            disconnected,
-            attached,
-            turn,
-            last,
-            applied,
-            update_count,
-            asked,
-            prompt_counts,
-        )
+        (agent_state, uses_worktree, outdated).hash(state);
+        (worker, disconnected, attached, turn, last, left, applied, update_count, asked, prompt_counts)
             .hash(state);
         for (number, update) in spool {
             (number, format!("{update:?}")).hash(state);
@@ -273,7 +268,24 @@ impl SimulatedWorker {
         self.attached = false;
         self.turn = None;
         self.outdated = false;
+        // Whoever finds that it is gone ends its processes first.
+        self.left = None;
         self.disconnected = true;
+    }
+
+    /// Whether processes are alive that this run's turn started and left.
+    pub(crate) fn has_left(&self, run: &RunId) -> bool {
+        self.left.as_ref().is_some_and(|(left, _)| left == run)
+    }
+
+    /// Whether it was told to stop a turn that had ended, and ends what that turn left running.
+    pub(crate) fn is_ending_leftovers(&self) -> bool {
+        !self.disconnected && matches!(self.left, Some((_, true)))
+    }
+
+    /// The run has ended, so what its turn left running is no longer looked at.
+    pub(crate) fn forget_left(&mut self, run: &RunId) {
+        self.left.take_if(|(left, _)| left == run);
     }
 
     /// Whether it is gone and its whole spool was delivered. From then on its loss is known.
@@ -372,6 +384,9 @@ impl SimulatedWorker {
                 if let Some(turn) = self.turn.as_mut().filter(|turn| turn.run == run) {
                     turn.told_to_stop = true;
                 }
+                if let Some((_, told_to_stop)) = self.left.as_mut().filter(|(left, _)| *left == run) {
+                    *told_to_stop = true;
+                }
             }
             SessionEffect::SendAnswer { ask, .. } => {
                 if let Some((pending_ask, answered)) =
@@ -393,6 +408,9 @@ impl SimulatedWorker {
             (SimulatedAgentState::Ready, Some(turn)) if self.disconnected => {
                 if !matches!(turn.pending_ask, Some((_, false))) {
                     actions.push(WorkerAction::Done);
+                    if budget.leaves > 0 && !turn.told_to_stop {
+                        actions.push(WorkerAction::DoneLeaving);
+                    }
                 }
             }
             _ if self.disconnected => {}
@@ -423,6 +441,9 @@ impl SimulatedWorker {
                     actions.push(WorkerAction::Suspend);
                 }
                 if !is_waiting {
+                    if budget.leaves > 0 && !turn.told_to_stop {
+                        actions.push(WorkerAction::DoneLeaving);
+                    }
                     actions.push(WorkerAction::Done);
                 }
                 if turn.told_to_stop {
@@ -430,6 +451,9 @@ impl SimulatedWorker {
                 }
             }
             (SimulatedAgentState::Ready | SimulatedAgentState::Resting | SimulatedAgentState::None, _) => {}
+        }
+        if matches!(self.left, Some((_, true))) {
+            actions.push(WorkerAction::Swept);
         }
         if budget.late > 0
             && self.last.is_some()
@@ -512,6 +536,20 @@ impl SimulatedWorker {
                     }
                 };
                 AgentUpdate::TurnEnded { run, outcome: TurnOutcome::of(stop) }
+            }
+            (WorkerAction::DoneLeaving, Some(turn)) => {
+                budget.leaves -= 1;
+                let run = turn.run.clone();
+                self.turn = None;
+                self.last = Some(run.clone());
+                self.left = Some((run.clone(), false));
+                let outcome =
+                    TurnOutcome { leaves_processes: true, ..TurnOutcome::of(TurnStopReason::EndTurn) };
+                AgentUpdate::TurnEnded { run, outcome }
+            }
+            (WorkerAction::Swept, _) => {
+                let (run, _) = self.left.take().expect("only offered with one");
+                AgentUpdate::TurnEnded { run, outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
             }
             (WorkerAction::PreparationFailed, _) => unreachable!("the session performs it"),
             (_, None) => unreachable!("only offered in a turn"),

@@ -200,6 +200,11 @@ impl SessionAgent {
         self.is_from_previous_daemon
     }
 
+    /// Whether this is a worker of this daemon whose agent has not become ready.
+    pub(super) fn is_starting(&self) -> bool {
+        self.phase == SessionAgentPhase::Starting && !self.is_from_previous_daemon
+    }
+
     /// Records that the agent's last update has arrived; only its acknowledgement is left to do.
     pub(super) fn mark_ended(&mut self) {
         self.phase = SessionAgentPhase::Ended;

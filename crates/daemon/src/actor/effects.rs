@@ -9,13 +9,14 @@ use qd_protocol::event::{Attachment, RunError, SessionCreated};
 use qd_protocol::link::{AgentCommand, AgentExitReason, PromptFile, TurnLimits};
 use qd_protocol::policy::{Policy, PolicyVerdict};
 use qd_protocol::worker::AgentSpec;
-use qd_protocol::{ApiError, EventNumber, LongText, Millis, RunId, WorkerId};
+use qd_protocol::{ApiError, EventNumber, LongText, RunId, WorkerId};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::batch::StepOutcome;
 use super::reply::CommandCompletion;
 use super::{SessionActor, load};
+use crate::clock::read_clocks;
 
 impl SessionActor {
     /// Replies to the waiting client, then performs the effects.
@@ -54,7 +55,11 @@ impl SessionActor {
             SessionEffect::CancelTurn { number, run } => {
                 self.agent.send(AgentCommand::Cancel { number, run })
             }
-            SessionEffect::KillTurn { number, run } => self.agent.send(AgentCommand::Kill { number, run }),
+            SessionEffect::KillTurn { number, run } => {
+                // A stopped worker would not even receive this.
+                self.daemon.workers.resume(&self.session.id);
+                self.agent.send(AgentCommand::Kill { number, run });
+            }
             SessionEffect::SendAnswer { number, ask, reply } => {
                 self.agent.send(AgentCommand::Answer { number, ask, answer: reply })
             }
@@ -209,7 +214,7 @@ impl SessionActor {
     async fn remaining_limits(&self) -> TurnLimits {
         let limits = &self.state.settings.limits;
         let started = self.state.active_run().map(|(_, started)| started);
-        let ran = started.map_or(0, |started| started.run_time(Millis::now()));
+        let ran = started.map_or(0, |started| started.run_time(read_clocks()));
         let turns = started.map_or(0, |started| started.turns);
         TurnLimits {
             timeout_ms: limits.run_timeout_s.map(|limit| seconds_to_millis(limit).saturating_sub(ran)),

@@ -24,13 +24,14 @@ use qd_journal::SessionKey;
 use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
-use qd_protocol::{ApiError, EventBody, EventNumber, Millis, RunId};
+use qd_protocol::{ApiError, EventBody, EventNumber, RunId};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub(crate) use reply::{ActorReply, CommandCompletion, run_id_conflict};
 
+use crate::clock::read_clocks;
 use crate::daemon::{Daemon, SessionAddress};
 use crate::registry::ActorMailbox;
 use crate::workers::{RecordedWorker, SlotStanding};
@@ -257,7 +258,14 @@ impl SessionActor {
                 }
                 ActorWakeup::LinkEvent(event) => Box::pin(self.handle_link_event(event)).await,
                 ActorWakeup::Prepared(result) => Box::pin(self.finish_preparation(result)).await,
-                ActorWakeup::Retry => Box::pin(self.judge_pending_inputs()).await,
+                ActorWakeup::Retry => {
+                    Box::pin(self.judge_pending_inputs()).await;
+                    if self.is_stop_overdue() {
+                        let mut batch = ActorBatch::default();
+                        self.step_machine(&mut batch, SessionInput::Tick);
+                        Box::pin(self.commit(batch)).await;
+                    }
+                }
                 ActorWakeup::Tick => {
                     let mut batch = ActorBatch::default();
                     self.step_machine(&mut batch, SessionInput::Tick);
@@ -296,8 +304,8 @@ impl SessionActor {
             std::future::poll_fn(|context| mailbox.poll_take(context, &mut messages, BATCH_MAX));
         let remaining = |until: Instant| until.saturating_duration_since(Instant::now());
         let catch_up = self.agent.catch_up_deadline().map(remaining).unwrap_or_default();
-        let due = deadline(&self.state, self.agent_availability());
-        let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(catch_up));
+        let due = deadline(&self.state, self.agent_availability(), read_clocks());
+        let due = due.map(|remaining| Duration::from_millis(remaining).max(catch_up));
         let kill_due = self.agent.kill_deadline().map(remaining);
         let (delay, wakeup) = match (due, kill_due) {
             _ if self.pending_inputs.is_some() => (RETRY_DELAY, ActorWakeup::Retry),
@@ -352,6 +360,19 @@ impl SessionActor {
         }
     }
 
+    /// Whether a run that was told to stop has to be killed or given up now, although the journal has no space for what
+    /// its agent said before. Other deadlines wait, because an update that met them may be among those.
+    fn is_stop_overdue(&self) -> bool {
+        let Some(pending) = &self.pending_inputs else { return false };
+        let is_stopping = self.state.active_run().is_some_and(|(_, started)| started.stop.is_some());
+        let ends_turn = |numbered: &NumberedUpdate| matches!(&numbered.update, AgentUpdate::TurnEnded { outcome, .. } if !outcome.leaves_processes);
+        let has_ended = pending.messages.iter().any(ends_turn);
+        is_stopping
+            && !has_ended
+            && pending.gone.is_none()
+            && deadline(&self.state, self.agent_availability(), read_clocks()) == Some(0)
+    }
+
     /// No run is active or about to start, and no input waits to be judged again.
     fn is_quiet(&self) -> bool {
         let nothing_runs =
@@ -396,7 +417,7 @@ impl SessionActor {
 
     fn session_context(&self) -> SessionContext {
         SessionContext {
-            now: Millis::now(),
+            now: read_clocks(),
             // A daemon that is ending its workers starts no new ones.
             halted: self.daemon.is_halted() || self.daemon.is_ending_workers(),
             over_budget: self.daemon.budgets.any_spent(&self.lineage),
@@ -430,7 +451,8 @@ impl SessionActor {
             SessionPhase::Waiting => SlotStanding::NotCounted,
             _ => SlotStanding::Busy,
         };
-        self.daemon.update_slots(|slots| slots.set_standing(&self.session.id, standing));
+        let has_worker = self.agent.has_worker();
+        self.daemon.update_slots(|slots| slots.set_standing(&self.session.id, standing, has_worker));
     }
 
     fn step_machine(&mut self, batch: &mut ActorBatch, input: SessionInput) {
@@ -526,7 +548,17 @@ impl SessionActor {
             LinkEvent::Gone(gone) => {
                 // A worker that a previous daemon wanted but never started did not crash.
                 let never_started = self.agent.was_never_reached() && self.state.current_turn().is_none();
-                let gone = if never_started { AgentExitReason::Stopped } else { gone };
+                let gone = match gone {
+                    AgentExitReason::Lost if never_started => AgentExitReason::Stopped,
+                    // Another worker would not fare better, and the run would wait for one after the other.
+                    AgentExitReason::Unreachable(error) if self.agent.is_starting() => {
+                        AgentExitReason::Failed(error)
+                    }
+                    gone => gone,
+                };
+                if let AgentExitReason::Unreachable(_) = &gone {
+                    self.daemon.workers.revoke_session_token(&self.session.id);
+                }
                 self.agent.clear_link();
                 // The preparation was for this worker; the next worker starts a new one.
                 self.preparation = None;

@@ -5,9 +5,7 @@ use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -22,13 +20,13 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use qd_protocol::api::VERSION_HEADER;
 use qd_protocol::{ApiError, ErrorCode};
-use tokio::sync::Notify;
 use tower::ServiceExt;
 
 use super::body::{LimitedBody, UnreadBody, body_too_large};
+use super::connection_limit::{ActiveRequest, ConnectionActivity, ConnectionPermit};
 use super::error::HttpError;
 use super::guard::{BearerIdentity, BearerSession, ConnectionPeer, RequestGuard};
-use super::serve::{ConnectionPermit, EdgeLimits};
+use super::serve::EdgeLimits;
 
 /// The version in the header of every response.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -56,7 +54,7 @@ impl GuardedRouter {
         permit: Arc<ConnectionPermit>,
         request: hyper::Request<Incoming>,
     ) -> Result<Response, Infallible> {
-        let active_request = ActiveRequest::begin(activity);
+        let active_request = activity.begin_request();
         let (mut head, incoming) = request.into_parts();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
         let unread = UnreadBody::default();
@@ -156,48 +154,6 @@ fn internal_error() -> ApiError {
         ErrorCode::Internal,
         "internal error in the daemon, not in the request; see the daemon's log",
     )
-}
-
-/// Whether a connection has an open request. A shutdown waits for such connections only, not for one that has merely
-/// begun to send its headers.
-#[derive(Debug, Default)]
-pub(super) struct ConnectionActivity {
-    busy: AtomicBool,
-    changed: Notify,
-}
-
-impl ConnectionActivity {
-    /// Returns once there has been no open request for the given time.
-    pub(super) async fn wait_until_idle(&self, duration: Duration) {
-        loop {
-            // Created before the check, so that no change in between is missed.
-            let changed = self.changed.notified();
-            if self.busy.load(Ordering::Acquire) {
-                changed.await;
-            } else if tokio::time::timeout(duration, changed).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// A request, from its headers to the last byte of its response. A connection has one at a time.
-#[derive(Debug)]
-struct ActiveRequest(Arc<ConnectionActivity>);
-
-impl ActiveRequest {
-    fn begin(activity: Arc<ConnectionActivity>) -> Self {
-        activity.busy.store(true, Ordering::Release);
-        activity.changed.notify_one();
-        Self(activity)
-    }
-}
-
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        self.0.busy.store(false, Ordering::Release);
-        self.0.changed.notify_one();
-    }
 }
 
 /// A response body that keeps its connection busy until it has been sent.

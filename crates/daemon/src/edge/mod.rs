@@ -6,6 +6,8 @@
 //! - [`tls`]: the certificate for addresses that other machines can reach.
 //! - [`guard`]: which requests are admitted; deny by default.
 //! - [`mod@serve`]: accept loops, limits, shutdown.
+//! - `connection_limit`: how many connections may be open, and how many of them for streams.
+//! - `rejection`: the answer to a connection over the limit.
 //! - `guarded_router`: one request's path through the guard to the router, and its response.
 //! - `body`: reading a request's body within its limits.
 //! - [`error`]: errors and JSON on the wire.
@@ -14,10 +16,12 @@
 //! The edge knows no session and no journal.
 
 mod body;
+mod connection_limit;
 pub mod error;
 pub mod guard;
 mod guarded_router;
 pub mod listen;
+mod rejection;
 pub mod serve;
 pub mod tls;
 mod upgrade;
@@ -26,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use body::read_whole_body;
+pub(crate) use connection_limit::StreamPermit;
 pub use error::{HttpError, Json, OptionalJson, RawBody};
 pub use guard::ConnectionPeer;
 pub(crate) use guard::{BearerSession, is_tool_path};

@@ -7,34 +7,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::response::IntoResponse;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use qd_keeper::procfs;
-use qd_protocol::api::VERSION_HEADER;
-use qd_protocol::{ApiError, ErrorCode, limits};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use qd_protocol::limits;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::{JoinError, JoinSet};
 
 use super::BoundEdge;
-use super::error::HttpError;
+use super::connection_limit::{ConnectionActivity, ConnectionLimit, ConnectionPermit};
 use super::guard::ConnectionPeer;
-use super::guarded_router::{ConnectionActivity, GuardedRouter, VERSION};
+use super::guarded_router::GuardedRouter;
 use super::listen::{BoundListener, TlsAcceptorDebug};
+use super::rejection::{OverloadedResponse, SpareDescriptor};
+use crate::descriptors::{DescriptorShares, streams_of};
 
 /// The memory of one connection per direction. Beyond it, the response to a slow reader waits in its handler.
 const CONNECTION_BUFFER: usize = 64 << 10;
-/// One in this many connections is reserved for unix sockets, so that a flood over TCP cannot lock the owner out.
-const UNIX_SOCKET_SHARE: usize = 16;
-/// The most connections over the limit that get an error response at the same time; more are just closed.
-const REJECTIONS_MAX: usize = 64;
-/// How long sending such a response may take.
-const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
+/// The most connections over the limit that are answered at the same time, if there is no lower limit on descriptors.
+const REJECTIONS: usize = 64;
+/// How long a connection over the limit waits for an idle one to close.
+const MAKE_WAY_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a connection that makes way may still begin a request, because one may have been on its way.
+const MAKE_WAY_LINGER: Duration = Duration::from_millis(20);
+/// How long a connection that is known to be waiting may take to be accepted.
+const ACCEPT_TIMEOUT: Duration = Duration::from_millis(10);
 /// How long, after a shutdown, a connection without a request stays open to send the rest of its response.
 const LINGER: Duration = Duration::from_secs(1);
 /// The first and the longest pause after the kernel failed to accept a connection.
@@ -51,6 +52,10 @@ pub struct EdgeLimits {
     pub read_timeout: Duration,
     /// Connections at once, over all listeners.
     pub connections: usize,
+    /// How many of them may be event streams, waiting requests and terminals.
+    pub streams: usize,
+    /// Connections over the limit that are answered at the same time.
+    pub rejections: usize,
 }
 
 impl Default for EdgeLimits {
@@ -60,7 +65,17 @@ impl Default for EdgeLimits {
             body_bytes: limits::BODY_MAX,
             read_timeout: Duration::from_secs(limits::REQUEST_READ_S),
             connections: limits::CONNECTIONS_MAX,
+            streams: streams_of(limits::CONNECTIONS_MAX),
+            rejections: REJECTIONS,
         }
+    }
+}
+
+impl EdgeLimits {
+    /// The default limits, with as many connections as there are descriptors for.
+    pub(crate) fn with_shares(shares: DescriptorShares) -> Self {
+        let DescriptorShares { connections, streams, rejections, .. } = shares;
+        Self { connections, streams, rejections, ..Self::default() }
     }
 }
 
@@ -68,30 +83,39 @@ impl Default for EdgeLimits {
 /// closed, and open requests are finished. The caller limits how long that may take by dropping this future.
 pub async fn serve(bound: BoundEdge, router: Router, shutdown: watch::Receiver<bool>) {
     let BoundEdge { listeners, guard, limits, .. } = bound;
-    let limit = ConnectionLimit::new(limits.connections);
-    let router = Arc::new(GuardedRouter::new(guard, router, limits));
+    let server = EdgeServer {
+        router: Arc::new(GuardedRouter::new(guard, router, limits)),
+        limit: ConnectionLimit::new(&limits),
+        overloaded: OverloadedResponse::new().await,
+        shutdown,
+    };
     let mut loops = JoinSet::new();
     for listener in listeners {
-        loops.spawn(run_accept_loop(listener, router.clone(), limit.clone(), shutdown.clone()));
+        loops.spawn(run_accept_loop(listener, server.clone()));
     }
     while let Some(ended) = loops.join_next().await {
         log_panic(ended);
     }
 }
 
-/// The accept loop of one listener. It owns the connections that it accepted.
-async fn run_accept_loop(
-    listener: BoundListener,
+/// What every connection needs. Clones share it.
+#[derive(Clone)]
+struct EdgeServer {
     router: Arc<GuardedRouter>,
     limit: ConnectionLimit,
-    mut shutdown: watch::Receiver<bool>,
-) {
+    overloaded: OverloadedResponse,
+    shutdown: watch::Receiver<bool>,
+}
+
+/// The accept loop of one listener. It owns the connections that it accepted.
+async fn run_accept_loop(listener: BoundListener, mut server: EdgeServer) {
     let mut connections = JoinSet::new();
     let mut backoff = AcceptBackoff::default();
+    let mut spare = SpareDescriptor::new();
     loop {
         let accepted = tokio::select! {
             biased;
-            () = wait_for_shutdown(&mut shutdown) => break,
+            () = wait_for_shutdown(&mut server.shutdown) => break,
             Some(ended) = connections.join_next() => {
                 log_panic(ended);
                 continue;
@@ -102,17 +126,33 @@ async fn run_accept_loop(
             Ok(None) => {}
             Ok(Some(caller)) => {
                 backoff = AcceptBackoff::default();
-                if let Some(permit) = limit.try_acquire(&caller) {
-                    connections.spawn(serve_connection(caller, router.clone(), permit, shutdown.clone()));
-                } else if let Ok(permit) = limit.rejections.clone().try_acquire_owned() {
-                    connections.spawn(reject_connection(caller, permit));
+                if caller.lacks_descriptor() {
+                    server.overloaded.send_quickly(caller).await;
+                } else if let Some(permit) = server.limit.try_acquire(caller.is_tcp()) {
+                    connections.spawn(serve_connection(caller, permit, server.clone()));
+                } else if let Ok(permit) = server.limit.rejections.clone().try_acquire_owned() {
+                    connections.spawn(make_way_or_reject(caller, permit, server.clone()));
+                } else {
+                    server.overloaded.send_quickly(caller).await;
                 }
             }
+            Err(error) if SpareDescriptor::is_needed(&error) && spare.release() => {
+                server.limit.close_idle_connection(false);
+                // Without a delay: each round answers one connection, if there is one, and then waits for the next.
+                if let Ok(Ok(Some(caller))) =
+                    tokio::time::timeout(ACCEPT_TIMEOUT, accept_next(&listener)).await
+                {
+                    tracing::warn!(%error, "a connection is refused because no descriptor is left");
+                    server.overloaded.send_quickly(caller).await;
+                }
+                spare.renew();
+            }
             Err(error) => {
+                spare.renew();
                 if let Some(delay) = backoff.delay_after(&error) {
                     tracing::warn!(%error, ?delay, "cannot accept connections; trying again");
                     tokio::select! {
-                        () = wait_for_shutdown(&mut shutdown) => break,
+                        () = wait_for_shutdown(&mut server.shutdown) => break,
                         () = tokio::time::sleep(delay) => {}
                     }
                 }
@@ -139,9 +179,22 @@ fn log_panic(ended: Result<(), JoinError>) {
 }
 
 /// A connection that was just accepted.
-enum AcceptedStream {
+pub(super) enum AcceptedStream {
     Unix(UnixStream, ConnectionPeer),
     Tcp(TcpStream, ConnectionPeer, Option<TlsAcceptorDebug>),
+}
+
+impl AcceptedStream {
+    fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp(..))
+    }
+
+    /// Whether the client's process could not be looked up because no descriptor was left. The guard would take it for
+    /// the process of an unknown agent.
+    fn lacks_descriptor(&self) -> bool {
+        matches!(self, Self::Unix(_, ConnectionPeer::Unix { process: None, .. }))
+            && SpareDescriptor::none_left()
+    }
 }
 
 /// The next connection; `None` if the client was gone before its credentials could be read.
@@ -169,39 +222,6 @@ async fn accept_next(listener: &BoundListener) -> io::Result<Option<AcceptedStre
     }
 }
 
-/// The limit on open connections.
-#[derive(Clone)]
-struct ConnectionLimit {
-    all: Arc<Semaphore>,
-    tcp: Arc<Semaphore>,
-    rejections: Arc<Semaphore>,
-}
-
-/// The permit of an open connection. An upgraded connection keeps it.
-#[derive(Debug)]
-pub(super) struct ConnectionPermit {
-    _all: OwnedSemaphorePermit,
-    _tcp: Option<OwnedSemaphorePermit>,
-}
-
-impl ConnectionLimit {
-    fn new(connections: usize) -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(connections)),
-            tcp: Arc::new(Semaphore::new(connections - connections / UNIX_SOCKET_SHARE)),
-            rejections: Arc::new(Semaphore::new(REJECTIONS_MAX)),
-        }
-    }
-
-    fn try_acquire(&self, caller: &AcceptedStream) -> Option<ConnectionPermit> {
-        let tcp = match caller {
-            AcceptedStream::Unix(..) => None,
-            AcceptedStream::Tcp(..) => Some(self.tcp.clone().try_acquire_owned().ok()?),
-        };
-        Some(ConnectionPermit { _all: self.all.clone().try_acquire_owned().ok()?, _tcp: tcp })
-    }
-}
-
 /// The delay after errors that would repeat at once, such as running out of descriptors.
 #[derive(Default)]
 struct AcceptBackoff(Option<Duration>);
@@ -218,23 +238,40 @@ impl AcceptBackoff {
     }
 }
 
-async fn serve_connection(
-    caller: AcceptedStream,
-    router: Arc<GuardedRouter>,
-    permit: ConnectionPermit,
-    mut shutdown: watch::Receiver<bool>,
-) {
+/// Serves a connection over the limit if an idle one can be closed for it. Otherwise the client is told to come back.
+async fn make_way_or_reject(caller: AcceptedStream, permit: OwnedSemaphorePermit, server: EdgeServer) {
+    if server.limit.close_idle_connection(caller.is_tcp())
+        && let Ok(Some(place)) =
+            tokio::time::timeout(MAKE_WAY_TIMEOUT, server.limit.acquire(caller.is_tcp())).await
+    {
+        drop(permit);
+        return serve_connection(caller, place, server).await;
+    }
+    server.overloaded.send(caller).await;
+}
+
+async fn serve_connection(caller: AcceptedStream, permit: ConnectionPermit, server: EdgeServer) {
+    let EdgeServer { router, limit, mut shutdown, .. } = server;
     let permit = Arc::new(permit);
+    let registered = limit.register(caller.is_tcp());
+    let activity = registered.activity.clone();
     match caller {
-        AcceptedStream::Unix(stream, peer) => serve_http(stream, peer, router, permit, shutdown).await,
-        AcceptedStream::Tcp(stream, peer, None) => serve_http(stream, peer, router, permit, shutdown).await,
+        AcceptedStream::Unix(stream, peer) => {
+            serve_http(stream, peer, router, permit, activity, shutdown).await
+        }
+        AcceptedStream::Tcp(stream, peer, None) => {
+            serve_http(stream, peer, router, permit, activity, shutdown).await
+        }
         AcceptedStream::Tcp(stream, peer, Some(TlsAcceptorDebug(tls))) => {
             let handshake = tokio::select! {
                 () = wait_for_shutdown(&mut shutdown) => return,
+                () = activity.wait_for_close_request() => return,
                 handshake = tokio::time::timeout(router.limits.read_timeout, tls.accept(stream)) => handshake,
             };
             match handshake {
-                Ok(Ok(stream)) => Box::pin(serve_http(stream, peer, router, permit, shutdown)).await,
+                Ok(Ok(stream)) => {
+                    Box::pin(serve_http(stream, peer, router, permit, activity, shutdown)).await
+                }
                 Ok(Err(error)) => tracing::debug!(?peer, %error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!(?peer, "a TLS handshake took too long"),
             }
@@ -248,9 +285,9 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     peer: ConnectionPeer,
     router: Arc<GuardedRouter>,
     permit: Arc<ConnectionPermit>,
+    activity: Arc<ConnectionActivity>,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let activity = Arc::new(ConnectionActivity::default());
     let limits = router.limits;
     let service = {
         let activity = activity.clone();
@@ -266,58 +303,24 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = pin!(connection);
-    let mut ended = tokio::select! {
-        ended = connection.as_mut() => Some(ended),
-        () = wait_for_shutdown(&mut shutdown) => None,
+    let ended = tokio::select! {
+        ended = connection.as_mut() => Ok(ended),
+        () = wait_for_shutdown(&mut shutdown) => Err(LINGER),
+        () = activity.wait_for_close_request() => Err(MAKE_WAY_LINGER),
     };
-    if ended.is_none() {
-        connection.as_mut().graceful_shutdown();
-        ended = tokio::select! {
-            ended = connection.as_mut() => Some(ended),
-            () = activity.wait_until_idle(LINGER) => None,
-        };
-    }
+    let ended = match ended {
+        Ok(ended) => Some(ended),
+        Err(linger) => {
+            connection.as_mut().graceful_shutdown();
+            tokio::select! {
+                ended = connection.as_mut() => Some(ended),
+                () = activity.wait_until_idle(linger) => None,
+            }
+        }
+    };
     if let Some(Err(error)) = ended {
         tracing::debug!(?peer, %error, "a connection ended badly");
     }
-}
-
-/// Sends a short error to a connection over the limit. Over TLS that would cost a handshake, so it is only closed.
-async fn reject_connection(caller: AcceptedStream, _permit: OwnedSemaphorePermit) {
-    let rejection = async {
-        match caller {
-            AcceptedStream::Unix(mut stream, _) => send_overloaded(&mut stream).await,
-            AcceptedStream::Tcp(mut stream, _, None) => send_overloaded(&mut stream).await,
-            AcceptedStream::Tcp(_, _, Some(_)) => Ok(()),
-        }
-    };
-    drop(tokio::time::timeout(REJECTION_TIMEOUT, rejection).await);
-}
-
-async fn send_overloaded<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> io::Result<()> {
-    stream.write_all(&overloaded_response().await).await?;
-    stream.shutdown().await?;
-    // Closing with unread input would reset the connection, and the response would be lost.
-    let mut ignored = [0; 1024];
-    while stream.read(&mut ignored).await? > 0 {}
-    Ok(())
-}
-
-async fn overloaded_response() -> Vec<u8> {
-    let refusal =
-        ApiError::new(ErrorCode::Overloaded, "too many connections are open; try again in a moment");
-    let (head, body) = HttpError(refusal).into_response().into_parts();
-    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let mut text = format!("HTTP/1.1 {}\r\n", head.status);
-    for (name, value) in &head.headers {
-        text.push_str(&format!("{name}: {}\r\n", value.to_str().unwrap_or_default()));
-    }
-    text.push_str(&format!("{VERSION_HEADER}: {VERSION}\r\nconnection: close\r\n"));
-    if !head.headers.contains_key("content-length") {
-        text.push_str(&format!("content-length: {}\r\n", body.len()));
-    }
-    text.push_str("\r\n");
-    [text.as_bytes(), &body].concat()
 }
 
 #[cfg(test)]
@@ -332,51 +335,5 @@ mod tests {
             (0..9).filter_map(|_| backoff.delay_after(&full)).map(|wait| wait.as_millis()).collect();
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
         assert_eq!(backoff.delay_after(&io::ErrorKind::ConnectionAborted.into()), None, "the caller hung up");
-    }
-
-    #[tokio::test]
-    async fn a_part_of_the_connections_is_kept_for_sockets() {
-        let limit = ConnectionLimit::new(32);
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let local = listener.local_addr().unwrap();
-        let mut permits = Vec::new();
-        for _ in 0..30 {
-            let stream = TcpStream::connect(local).await.unwrap();
-            let caller =
-                AcceptedStream::Tcp(stream, ConnectionPeer::Tcp { addr: local, local, tls: false }, None);
-            permits.push(limit.try_acquire(&caller));
-            assert!(permits.last().unwrap().is_some());
-        }
-        let stream = TcpStream::connect(local).await.unwrap();
-        assert!(
-            limit
-                .try_acquire(&AcceptedStream::Tcp(
-                    stream,
-                    ConnectionPeer::Tcp { addr: local, local, tls: false },
-                    None
-                ))
-                .is_none()
-        );
-        for expected in [true, true, false] {
-            let (stream, _other) = UnixStream::pair().unwrap();
-            permits.push(
-                limit.try_acquire(&AcceptedStream::Unix(
-                    stream,
-                    ConnectionPeer::Unix { process: None, uid: 0 },
-                )),
-            );
-            assert_eq!(permits.last().unwrap().is_some(), expected);
-        }
-        permits.clear();
-        let stream = TcpStream::connect(local).await.unwrap();
-        assert!(
-            limit
-                .try_acquire(&AcceptedStream::Tcp(
-                    stream,
-                    ConnectionPeer::Tcp { addr: local, local, tls: false },
-                    None
-                ))
-                .is_some()
-        );
     }
 }

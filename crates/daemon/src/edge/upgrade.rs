@@ -19,9 +19,10 @@ use hyper_util::rt::TokioIo;
 use qd_link::socket::accept_key;
 use qd_protocol::{ApiError, ErrorCode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::connection_limit::{ConnectionPermit, too_many_streams};
 use super::error::HttpError;
-use super::serve::ConnectionPermit;
 
 /// A request for a WebSocket that has not been answered yet.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct WebSocketRequest {
     subprotocols: Vec<String>,
     on_upgrade: OnUpgrade,
     permit: Option<Arc<ConnectionPermit>>,
+    /// Taken if there is one: workers may also use the connections that are reserved for commands.
+    stream_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl WebSocketRequest {
@@ -41,12 +44,20 @@ impl WebSocketRequest {
         }
     }
 
+    /// Returns the request unless too many connections are used for a long time.
+    pub(crate) fn require_stream_permit(self) -> Result<Self, ApiError> {
+        match self.stream_permit.is_some() || self.permit.is_none() {
+            true => Ok(self),
+            false => Err(too_many_streams()),
+        }
+    }
+
     /// The response, and the connection once the response is sent; `None` if the client disconnected before.
     pub(crate) fn accept(
         self,
         subprotocol: &'static str,
     ) -> (Response, impl Future<Output = Option<UpgradedConnection>> + Send + 'static) {
-        let Self { key, subprotocols: _, on_upgrade, permit } = self;
+        let Self { key, subprotocols: _, on_upgrade, permit, stream_permit } = self;
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         let headers = response.headers_mut();
@@ -57,7 +68,7 @@ impl WebSocketRequest {
         headers.insert(SEC_WEBSOCKET_ACCEPT, accepted.expect("base64 is plain ASCII"));
         let connection = async move {
             let io = TokioIo::new(on_upgrade.await.ok()?);
-            Some(UpgradedConnection { io, _permit: permit })
+            Some(UpgradedConnection { io, _permit: permit, _stream_permit: stream_permit })
         };
         (response, connection)
     }
@@ -77,7 +88,9 @@ impl<S: Send + Sync> FromRequest<S> for WebSocketRequest {
         let (Some(key), Some(on_upgrade)) = (key, on_upgrade) else {
             return Err(HttpError(websocket_required(None)));
         };
-        Ok(Self { key, subprotocols, on_upgrade, permit: request.extensions().get().cloned() })
+        let permit: Option<Arc<ConnectionPermit>> = request.extensions().get().cloned();
+        let stream_permit = permit.as_ref().and_then(|permit| permit.try_count_as_stream());
+        Ok(Self { key, subprotocols, on_upgrade, permit, stream_permit })
     }
 }
 
@@ -107,6 +120,7 @@ pub(crate) struct UpgradedConnection {
     io: TokioIo<Upgraded>,
     /// Its permit among the connections, released when this is dropped.
     _permit: Option<Arc<ConnectionPermit>>,
+    _stream_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl AsyncRead for UpgradedConnection {

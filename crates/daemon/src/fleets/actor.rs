@@ -15,11 +15,12 @@ use qd_core::rows::AskDoc;
 use qd_journal::{AppendRequest, AskRow, NewEvent, RowChange};
 use qd_protocol::event::{Ask, AskStatus, EventBody};
 use qd_protocol::fleet::RouteAction;
-use qd_protocol::{ApiError, AskId, ErrorCode, Millis, RunId};
+use qd_protocol::{ApiError, AskId, ErrorCode, RunId};
 use tokio::sync::oneshot;
 
 use super::{FleetAddress, delivery, fleet_row};
 use crate::actor::encode_failed;
+use crate::clock::read_clocks;
 use crate::daemon::{Daemon, append_failed, read_failed};
 use crate::random;
 use crate::registry::ActorMailbox;
@@ -147,7 +148,7 @@ impl FleetActor {
     }
 
     async fn handle_next(&mut self) -> ControlFlow<()> {
-        let due = deadline(&self.state).map(|at| Duration::from_millis(at.since(Millis::now())));
+        let due = deadline(&self.state, read_clocks()).map(Duration::from_millis);
         let delay = if self.needs_retry {
             due.unwrap_or(RETRY_DELAY).min(RETRY_DELAY)
         } else {
@@ -210,7 +211,7 @@ impl FleetActor {
         let questions = self.state.spec.routes.iter().filter(|route| route.then == RouteAction::CollectHuman);
         let ask_ids = questions.map(|_| AskId::from_random(&random::bytes::<26>())).collect();
         let FleetStep { events, effects, reply } =
-            step(Arc::make_mut(&mut self.state), input, FleetContext { now: Millis::now(), ask_ids });
+            step(Arc::make_mut(&mut self.state), input, FleetContext { now: read_clocks(), ask_ids });
         if let Err(error) = self.append(&events).await {
             tracing::warn!(fleet = %self.fleet.id, %error, "an append failed; the fleet is loaded again");
             self.reload().await;

@@ -22,13 +22,14 @@ use qd_protocol::api::NewSession;
 use qd_protocol::event::{EventBody, FleetMembership, FleetStarted};
 use qd_protocol::fleet::{Fleet, FleetMember, FleetSpec};
 use qd_protocol::limits::EVENT_MAX;
-use qd_protocol::{ApiError, ErrorCode, FleetId, Millis, RunId, WorkspaceId};
+use qd_protocol::{ApiError, ErrorCode, FleetId, RunId, WorkspaceId};
 use tokio::sync::oneshot;
 
 pub(crate) use actor::{FleetActorMessage, FleetActorReply, ask_row};
 pub(crate) use rows::{fleet_row, new_fleet_row};
 
 use crate::actor::{IdempotencyKey, encode_failed, retry_delivery};
+use crate::clock::read_clocks;
 use crate::daemon::{Daemon, append_failed, read_failed, stopping_error};
 use crate::random;
 use crate::registry::ActorMailbox;
@@ -94,7 +95,7 @@ impl Daemon {
             uncommitted.push(member_session);
         }
         let started = FleetStarted { fleet_id: fleet.id.clone(), spec, sessions };
-        let now = Millis::now();
+        let now = read_clocks();
         let body = EventBody::FleetStarted(started.clone());
         let state = FleetState::new(workspace.id.clone(), started, now);
         let data = body.encode().map_err(encode_failed)?;

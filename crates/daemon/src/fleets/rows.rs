@@ -37,7 +37,7 @@ pub(crate) fn new_fleet_row(fleet: &FleetAddress, state: &FleetState) -> Result<
         workspace_id: state.workspace.clone(),
         task: state.spec.task.clone(),
         sessions: state.sessions.clone(),
-        created_at: state.created_at,
+        created_at: state.created_at.wall,
     };
     fleet_row_change(fleet, state, Some(serde_json::to_vec(&origin).map_err(encode_failed)?))
 }
@@ -80,7 +80,7 @@ pub(super) fn new_fleet_view(state: &FleetState) -> Fleet {
         result: None,
         task: state.spec.task.clone(),
         problems: Vec::new(),
-        created_at: state.created_at,
+        created_at: state.created_at.wall,
         updated_at: state.updated_at,
     }
 }

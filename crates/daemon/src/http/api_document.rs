@@ -90,6 +90,10 @@ error_responses! {
     BadQueryResponse {
         "400": "`invalid_value` or `bad_cursor`: the query is not valid",
     }
+    /// Response of a route that lasts: an event stream, a wait or a terminal.
+    StreamLimitResponse {
+        "429": "`overloaded`: too many streams and waiting requests are open; try again after `Retry-After`",
+    }
     /// Responses of a route with a body.
     BadBodyResponses {
         "400": "`invalid_request` or `invalid_value`: the body is not valid for this route",

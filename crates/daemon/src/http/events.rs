@@ -22,11 +22,13 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::api_document::{BadQueryResponse, GuardResponses, NotFoundResponse, WorkspacePath};
+use super::api_document::{
+    BadQueryResponse, GuardResponses, NotFoundResponse, StreamLimitResponse, WorkspacePath,
+};
 use super::extract::{PathIds, Query};
 use super::sessions;
 use crate::daemon::Daemon;
-use crate::edge::HttpError;
+use crate::edge::{HttpError, StreamPermit};
 use crate::invalid_value;
 
 /// The header with which a reader resumes.
@@ -84,10 +86,11 @@ struct CursorHeader {
     (status = 200, description = "Frames of `id`, `event` and `data` (an `Event`), with no gap and no repeat; the \
         comment `: ready` once attached, a comment after every 15 s of silence", body = String,
         content_type = "text/event-stream"),
-    BadQueryResponse, NotFoundResponse, GuardResponses,
+    BadQueryResponse, NotFoundResponse, StreamLimitResponse, GuardResponses,
 ))]
 async fn stream_all(
     State(daemon): State<Arc<Daemon>>,
+    permit: StreamPermit,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, HttpError> {
@@ -95,7 +98,7 @@ async fn stream_all(
         Some(text) => EventTopic::Session(daemon.find_session(&parse_session_id(text)?).await?.key),
         None => EventTopic::All,
     };
-    Ok(open_stream(&daemon, topic, &query, &headers)?)
+    Ok(open_stream(&daemon, topic, &query, &headers, permit)?)
 }
 
 /// Streams the events of one workspace.
@@ -103,11 +106,12 @@ async fn stream_all(
     params(WorkspacePath, StreamQuery, CursorHeader),
     responses(
         (status = 200, description = "As `/v1/events`", body = String, content_type = "text/event-stream"),
-        BadQueryResponse, NotFoundResponse, GuardResponses,
+        BadQueryResponse, NotFoundResponse, StreamLimitResponse, GuardResponses,
     )
 )]
 async fn stream_workspace(
     State(daemon): State<Arc<Daemon>>,
+    permit: StreamPermit,
     PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
@@ -119,7 +123,7 @@ async fn stream_workspace(
         ),
         None => EventTopic::Workspace(entry.key),
     };
-    Ok(open_stream(&daemon, topic, &query, &headers)?)
+    Ok(open_stream(&daemon, topic, &query, &headers, permit)?)
 }
 
 fn parse_session_id(text: &str) -> Result<SessionId, ApiError> {
@@ -132,6 +136,7 @@ fn open_stream(
     topic: EventTopic,
     query: &StreamQuery,
     headers: &HeaderMap,
+    permit: StreamPermit,
 ) -> Result<impl IntoResponse + use<>, ApiError> {
     let kinds = query.kinds.as_deref().map(parse_kinds).transpose()?;
     let after = match headers.get(LAST_EVENT_ID) {
@@ -145,6 +150,7 @@ fn open_stream(
         stop: daemon.stop_signal(),
         chunks: VecDeque::from([Bytes::from_static(READY_COMMENT)]),
         _open_stream: OpenStreamGuard::new(Arc::clone(daemon)),
+        _permit: permit,
     };
     let body = stream::unfold(feed, |mut feed| async {
         let chunk = feed.next().await?;
@@ -173,6 +179,7 @@ struct SseStream {
     stop: watch::Receiver<bool>,
     chunks: VecDeque<Bytes>,
     _open_stream: OpenStreamGuard,
+    _permit: StreamPermit,
 }
 
 impl SseStream {

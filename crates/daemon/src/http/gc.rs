@@ -1,5 +1,5 @@
 //! Garbage collection: what the home holds, what could be freed, and freeing it. Closed sessions are purged by their
-//! own actors; blobs are removed only when nothing in the journal refers to them.
+//! own actors; blobs are removed only when nothing in the journal refers to them; old streamed text is merged.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use futures_util::{StreamExt, stream};
 use qd_core::session::SessionCommand;
-use qd_journal::{AppendRequest, RowChange, SessionKey};
+use qd_journal::{AppendRequest, MergeSavings, RowChange, SessionKey};
 use qd_protocol::api::{GcReport, GcRequest};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::{ApiError, Millis};
@@ -44,7 +44,7 @@ async fn preview_gc(
     Ok(Json(gc))
 }
 
-/// Purges sessions that have been closed for long, removes unreferenced blobs, and returns free space to the disk.
+/// Purges long-closed sessions, removes unreferenced blobs, merges old streamed text, and returns free space.
 #[utoipa::path(post, path = "/v1/gc", operation_id = "gc", tag = "daemon", params(IdempotencyKeyHeader),
     request_body = Option<GcRequest>,
     responses(
@@ -74,6 +74,10 @@ async fn survey_home(daemon: &Daemon, request: GcRequest) -> Result<(GcReport, V
         .unreferenced_blobs(loose_blob_cutoff(now), &closed.sessions)
         .await
         .map_err(read_failed)?;
+    let mergeable = match daemon.merge_before() {
+        Some(before) => daemon.journal.mergeable(before).await.map_err(read_failed)?,
+        None => MergeSavings::default(),
+    };
     let gc = GcReport {
         journal_bytes: sizes.journal + sizes.log,
         blob_bytes: sizes.blobs,
@@ -82,6 +86,9 @@ async fn survey_home(daemon: &Daemon, request: GcRequest) -> Result<(GcReport, V
         closed_events: closed.events,
         loose_blobs: loose.len() as u64,
         loose_blob_bytes: loose.iter().map(|file| file.blob.size).sum(),
+        mergeable_events: mergeable.events,
+        mergeable_bytes: mergeable.bytes,
+        unused_bytes: sizes.free,
         done: false,
         freed_bytes: 0,
     };
@@ -106,6 +113,10 @@ async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport
         if daemon.journal.blobs().remove(&file.blob.sha256).await.map_err(blob_failed)? {
             freed += file.blob.size;
         }
+    }
+    // Merging needs some disk space first. On a full disk the rest is more important.
+    if let Err(error) = daemon.merge_old_text(false).await {
+        tracing::warn!(%error, "old streamed text could not be merged");
     }
     let before = daemon.journal.sizes().await.map_err(read_failed)?.free;
     while daemon.journal.vacuum(VACUUM_PAGES).await.map_err(append_failed)? >= u64::from(VACUUM_PAGES) {}

@@ -7,8 +7,8 @@
 //! - `idempotency`: a request repeated under the same key has its effect once.
 //! - `list`: pages of lists. `api_document`: the parts of the document that all routes share.
 //! - `agent_access`: which routes an agent may use.
-//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`,
-//!   `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
+//! - `meta`, `agents`, `gc`, `journal`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`,
+//!   `queue`, `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
 //! - `tools`: the API for agents that hold a session token. `mcp`: the same over the Model Context Protocol.
 
 mod agent_access;
@@ -22,6 +22,7 @@ mod gc;
 mod halt;
 mod idempotency;
 mod join;
+mod journal;
 mod list;
 mod mail;
 mod mcp;
@@ -65,6 +66,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(meta::routes())
         .merge(gc::routes())
         .merge(join::routes())
+        .merge(journal::routes())
         .merge(workspaces::routes())
         .merge(sessions::routes())
         .merge(worktrees::routes())

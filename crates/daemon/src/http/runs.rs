@@ -26,7 +26,7 @@ use utoipa_axum::routes;
 
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, RunPath,
-    SessionPath, WorkspacePath,
+    SessionPath, StreamLimitResponse, WorkspacePath,
 };
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
@@ -34,7 +34,7 @@ use super::list::{ListPage, page_limit, parse_after, read_filtered};
 use super::{internal_error, sessions, unreadable_row};
 use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey, run_id_conflict};
 use crate::daemon::{Daemon, SessionAddress, blob_failed, read_failed, stopping_error};
-use crate::edge::{HttpError, Json, OptionalJson};
+use crate::edge::{HttpError, Json, OptionalJson, StreamPermit};
 use crate::invalid_value;
 use crate::random;
 use crate::user_content::{
@@ -357,10 +357,11 @@ struct WaitQuery {
 #[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}/wait", tag = "runs", params(RunPath, WaitQuery), responses(
     (status = 200, description = "The run as it ended", body = Run),
     (status = 408, description = "`wait_timeout`: the run has not ended; ask again", body = ErrorBody),
-    BadQueryResponse, NotFoundResponse, GuardResponses,
+    BadQueryResponse, NotFoundResponse, StreamLimitResponse, GuardResponses,
 ))]
 async fn wait_for_run(
     State(daemon): State<Arc<Daemon>>,
+    _permit: StreamPermit,
     PathIds((workspace, run)): PathIds<(WorkspaceId, RunId)>,
     Query(query): Query<WaitQuery>,
 ) -> Result<Json<Run>, HttpError> {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::api_document::{GuardResponses, NotFoundResponse, SessionPath};
+use super::api_document::{GuardResponses, NotFoundResponse, SessionPath, StreamLimitResponse};
 use super::extract::PathIds;
 use super::sessions::find_session;
 use crate::daemon::{Daemon, stopping_error};
@@ -35,7 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     (status = 101, description = "The connection to the terminal"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
     (status = 409, description = "`no_terminal`: the agent has none, or is not running", body = ErrorBody),
-    NotFoundResponse, GuardResponses,
+    NotFoundResponse, StreamLimitResponse, GuardResponses,
 ))]
 async fn terminal(
     State(daemon): State<Arc<Daemon>>,
@@ -43,7 +43,7 @@ async fn terminal(
     upgrade: WebSocketRequest,
 ) -> Result<Response, HttpError> {
     find_session(&daemon, &workspace, &session).await?;
-    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?;
+    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?.require_stream_permit()?;
     if daemon.is_stopping() {
         return Err(stopping_error().into());
     }

@@ -1,8 +1,8 @@
-//! The limit on agents that live at once, by count and by free memory. A session that finds no slot waits in line and
-//! is woken. An agent that waits for a person or for other sessions does not count, and an idle one is stopped to
-//! make way.
+//! The limit on agents that live at once, by count and by free memory, and on their workers, by descriptors. A session
+//! that finds no slot waits in line and is woken. An agent that waits for a person or for other sessions does not
+//! count, and an idle one is stopped to make way.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use qd_protocol::SessionId;
@@ -29,13 +29,21 @@ pub(crate) struct SlotChanges {
     pub(crate) session_to_stop: Option<SessionId>,
 }
 
+/// When another agent may start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AgentSlotLimits {
+    /// How many agents may live at once.
+    pub(crate) agents: usize,
+    /// How many workers there may be at once, with agents that count and agents that do not.
+    pub(crate) workers: usize,
+    /// How many bytes of memory must be available.
+    pub(crate) min_free_bytes: u64,
+}
+
 /// The slots for agents, and the line of sessions that wait for one.
 #[derive(Debug)]
 pub(crate) struct AgentSlots {
-    /// How many agents may live at once.
-    agents_max: usize,
-    /// How many bytes of memory must be available before another agent starts.
-    min_free_bytes: u64,
+    limits: AgentSlotLimits,
     state: Mutex<AgentSlotsState>,
 }
 
@@ -43,6 +51,8 @@ pub(crate) struct AgentSlots {
 struct AgentSlotsState {
     /// The sessions whose agent counts, and whether it is idle.
     live: HashMap<SessionId, AgentLoad>,
+    /// The sessions that have a worker whose agent does not count.
+    uncounted: HashSet<SessionId>,
     /// The sessions that wait, in order. None of them is in `live`.
     waiting: VecDeque<SessionId>,
 }
@@ -55,8 +65,8 @@ enum AgentLoad {
 }
 
 impl AgentSlots {
-    pub(crate) fn new(agents_max: usize, min_free_bytes: u64) -> Self {
-        Self { agents_max, min_free_bytes, state: Mutex::default() }
+    pub(crate) fn new(limits: AgentSlotLimits) -> Self {
+        Self { limits, state: Mutex::default() }
     }
 
     /// Whether this session may start its agent now. Sessions that wait are not overtaken.
@@ -67,13 +77,23 @@ impl AgentSlots {
         }
         let position =
             state.waiting.iter().position(|waiting| waiting == session).unwrap_or(state.waiting.len());
-        self.fits(&state, position)
+        self.fits(&state, session, position)
     }
 
-    /// Records how a session stands to the limit. If nothing changes nobody is notified: a notified session reports
-    /// its standing again, which would never end.
-    pub(crate) fn set_standing(&self, session: &SessionId, standing: SlotStanding) -> SlotChanges {
+    /// Records how a session stands to the limit, and whether it has a worker. If nothing changes nobody is notified: a
+    /// notified session reports its standing again, which would never end.
+    pub(crate) fn set_standing(
+        &self,
+        session: &SessionId,
+        standing: SlotStanding,
+        has_worker: bool,
+    ) -> SlotChanges {
         let mut state = self.lock();
+        let counts = matches!(standing, SlotStanding::Idle | SlotStanding::Busy);
+        let worker_changed = match has_worker && !counts {
+            true => state.uncounted.insert(session.clone()),
+            false => state.uncounted.remove(session),
+        };
         let changed = match standing {
             SlotStanding::NotCounted => state.leave_line(session) | state.live.remove(session).is_some(),
             SlotStanding::Waiting => {
@@ -87,7 +107,7 @@ impl AgentSlots {
             SlotStanding::Idle => state.set_load(session, AgentLoad::Idle),
             SlotStanding::Busy => state.set_load(session, AgentLoad::Busy),
         };
-        if changed { self.changes_due(&state) } else { SlotChanges::default() }
+        if changed || worker_changed { self.changes_due(&state) } else { SlotChanges::default() }
     }
 
     /// Whether this session stands in line.
@@ -109,8 +129,8 @@ impl AgentSlots {
             return SlotChanges::default();
         }
         // The same rule as in `may_start`: a session woken in vain would wait and be woken without end.
-        let fitting =
-            state.waiting.iter().enumerate().take_while(|(position, _)| self.fits(state, *position));
+        let in_line = state.waiting.iter().enumerate();
+        let fitting = in_line.take_while(|(position, session)| self.fits(state, session, *position));
         let wake: Vec<SessionId> = fitting.map(|(_, session)| session.clone()).collect();
         let idle = || {
             state.live.iter().find(|(_, load)| **load == AgentLoad::Idle).map(|(session, _)| session.clone())
@@ -120,15 +140,18 @@ impl AgentSlots {
     }
 
     /// Whether the session at this position of the line may start its agent. One agent may always live.
-    fn fits(&self, state: &AgentSlotsState, position: usize) -> bool {
+    fn fits(&self, state: &AgentSlotsState, session: &SessionId, position: usize) -> bool {
         let alone = state.live.is_empty() && position == 0;
-        state.live.len() + position < self.agents_max && (alone || self.has_memory())
+        // A session that has a worker starts its agent there.
+        let has_room = state.uncounted.contains(session)
+            || state.live.len() + state.uncounted.len() + position < self.limits.workers;
+        state.live.len() + position < self.limits.agents && (alone || has_room && self.has_memory())
     }
 
     fn has_memory(&self) -> bool {
         // If the kernel does not report the available memory, it is no limit.
-        self.min_free_bytes == 0
-            || available_memory().is_none_or(|available| available >= self.min_free_bytes)
+        self.limits.min_free_bytes == 0
+            || available_memory().is_none_or(|available| available >= self.limits.min_free_bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, AgentSlotsState> {
@@ -162,84 +185,106 @@ fn available_memory() -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn slots(agents: usize, min_free_bytes: u64) -> AgentSlots {
+        AgentSlots::new(AgentSlotLimits { agents, workers: 100, min_free_bytes })
+    }
+
+    /// Sets the standing of a session, which has a worker if its agent counts.
+    fn set(slots: &AgentSlots, n: u8, standing: SlotStanding) -> SlotChanges {
+        let has_worker = matches!(standing, SlotStanding::Idle | SlotStanding::Busy);
+        slots.set_standing(&session(n), standing, has_worker)
+    }
+
     fn session(n: u8) -> SessionId {
         SessionId::from_random(&[n; 4])
     }
 
     #[test]
     fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
-        let slots = AgentSlots::new(1, 0);
+        let slots = slots(1, 0);
         assert!(slots.may_start(&session(1)));
-        slots.set_standing(&session(1), SlotStanding::Busy);
+        set(&slots, 1, SlotStanding::Busy);
         assert!(slots.may_start(&session(1)), "a session whose agent lives may go on");
         assert!(!slots.may_start(&session(2)));
-        assert_eq!(slots.set_standing(&session(2), SlotStanding::Waiting), SlotChanges::default());
-        assert_eq!(slots.set_standing(&session(3), SlotStanding::Waiting), SlotChanges::default());
-        let changes = slots.set_standing(&session(1), SlotStanding::NotCounted);
+        assert_eq!(set(&slots, 2, SlotStanding::Waiting), SlotChanges::default());
+        assert_eq!(set(&slots, 3, SlotStanding::Waiting), SlotChanges::default());
+        let changes = set(&slots, 1, SlotStanding::NotCounted);
         assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
         assert!(!slots.may_start(&session(3)) && !slots.may_start(&session(4)));
         assert!(slots.may_start(&session(2)));
-        slots.set_standing(&session(2), SlotStanding::Busy);
+        set(&slots, 2, SlotStanding::Busy);
         assert!(!slots.may_start(&session(3)));
     }
 
     #[test]
     fn an_idle_agent_gives_way_and_a_busy_one_does_not() {
-        let slots = AgentSlots::new(2, 0);
-        slots.set_standing(&session(1), SlotStanding::Busy);
-        slots.set_standing(&session(2), SlotStanding::Idle);
+        let slots = slots(2, 0);
+        set(&slots, 1, SlotStanding::Busy);
+        set(&slots, 2, SlotStanding::Idle);
         assert_eq!(
-            slots.set_standing(&session(3), SlotStanding::Waiting),
+            set(&slots, 3, SlotStanding::Waiting),
             SlotChanges { wake: vec![], session_to_stop: Some(session(2)) }
         );
-        let changes = slots.set_standing(&session(2), SlotStanding::Busy);
+        let changes = set(&slots, 2, SlotStanding::Busy);
         assert_eq!(changes, SlotChanges::default());
-        let changes = slots.set_standing(&session(1), SlotStanding::Idle);
+        let changes = set(&slots, 1, SlotStanding::Idle);
         assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
     }
 
     #[test]
     fn a_session_that_leaves_the_line_lets_the_next_start() {
-        let slots = AgentSlots::new(1, 0);
-        slots.set_standing(&session(1), SlotStanding::Busy);
-        slots.set_standing(&session(2), SlotStanding::Waiting);
-        slots.set_standing(&session(3), SlotStanding::Waiting);
-        slots.set_standing(&session(1), SlotStanding::NotCounted);
-        assert_eq!(slots.set_standing(&session(2), SlotStanding::NotCounted).wake, [session(3)]);
+        let slots = slots(1, 0);
+        set(&slots, 1, SlotStanding::Busy);
+        set(&slots, 2, SlotStanding::Waiting);
+        set(&slots, 3, SlotStanding::Waiting);
+        set(&slots, 1, SlotStanding::NotCounted);
+        assert_eq!(set(&slots, 2, SlotStanding::NotCounted).wake, [session(3)]);
         assert!(slots.may_start(&session(3)));
     }
 
     #[test]
     fn without_memory_nothing_starts_beside_what_lives() {
-        let slots = AgentSlots::new(10, u64::MAX);
+        let slots = slots(10, u64::MAX);
         assert!(slots.may_start(&session(1)), "one agent may always live");
-        slots.set_standing(&session(1), SlotStanding::Busy);
+        set(&slots, 1, SlotStanding::Busy);
         assert!(!slots.may_start(&session(2)));
-        assert_eq!(
-            slots.set_standing(&session(2), SlotStanding::Waiting),
-            SlotChanges::default(),
-            "nobody is woken in vain"
-        );
-        assert_eq!(slots.set_standing(&session(2), SlotStanding::Waiting), SlotChanges::default());
-        let changes = slots.set_standing(&session(1), SlotStanding::Idle);
+        assert_eq!(set(&slots, 2, SlotStanding::Waiting), SlotChanges::default(), "nobody is woken in vain");
+        assert_eq!(set(&slots, 2, SlotStanding::Waiting), SlotChanges::default());
+        let changes = set(&slots, 1, SlotStanding::Idle);
         assert_eq!(changes, SlotChanges { wake: vec![], session_to_stop: Some(session(1)) });
-        let changes = slots.set_standing(&session(1), SlotStanding::NotCounted);
+        let changes = set(&slots, 1, SlotStanding::NotCounted);
         assert_eq!(changes, SlotChanges { wake: vec![session(2)], session_to_stop: None });
     }
 
     #[test]
     fn a_session_whose_agent_lives_is_not_woken_by_its_own_reports() {
-        let slots = AgentSlots::new(2, 0);
-        slots.set_standing(&session(1), SlotStanding::Busy);
-        slots.set_standing(&session(2), SlotStanding::Busy);
-        slots.set_standing(&session(3), SlotStanding::Waiting);
-        assert_eq!(slots.set_standing(&session(2), SlotStanding::NotCounted).wake, [session(3)]);
+        let slots = slots(2, 0);
+        set(&slots, 1, SlotStanding::Busy);
+        set(&slots, 2, SlotStanding::Busy);
+        set(&slots, 3, SlotStanding::Waiting);
+        assert_eq!(set(&slots, 2, SlotStanding::NotCounted).wake, [session(3)]);
         assert!(slots.may_start(&session(3)));
-        slots.set_standing(&session(3), SlotStanding::Busy);
+        set(&slots, 3, SlotStanding::Busy);
         assert!(!slots.is_waiting(&session(3)));
-        slots.set_standing(&session(2), SlotStanding::NotCounted);
+        set(&slots, 2, SlotStanding::NotCounted);
         for _ in 0..3 {
-            assert_eq!(slots.set_standing(&session(3), SlotStanding::Busy), SlotChanges::default());
+            assert_eq!(set(&slots, 3, SlotStanding::Busy), SlotChanges::default());
         }
+    }
+
+    #[test]
+    fn workers_that_do_not_count_as_agents_still_need_descriptors() {
+        let slots = AgentSlots::new(AgentSlotLimits { agents: 10, workers: 2, min_free_bytes: 0 });
+        slots.set_standing(&session(1), SlotStanding::NotCounted, true);
+        assert!(slots.may_start(&session(2)));
+        set(&slots, 2, SlotStanding::Busy);
+        assert!(!slots.may_start(&session(3)));
+        assert!(slots.may_start(&session(1)), "its worker exists");
+        assert_eq!(set(&slots, 3, SlotStanding::Waiting), SlotChanges::default());
+        let changes = set(&slots, 1, SlotStanding::NotCounted);
+        assert_eq!(changes, SlotChanges { wake: vec![session(3)], session_to_stop: None });
+        slots.set_standing(&session(1), SlotStanding::NotCounted, true);
+        slots.set_standing(&session(2), SlotStanding::NotCounted, true);
+        assert!(slots.may_start(&session(3)), "one agent may always live");
     }
 }

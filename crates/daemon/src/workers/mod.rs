@@ -4,6 +4,7 @@
 mod agent_slots;
 mod joined_workers;
 mod local;
+mod local_processes;
 mod session_tokens;
 mod worker_tokens;
 
@@ -30,7 +31,7 @@ use sha2::Sha256;
 
 use crate::agents::LocalAgents;
 use crate::home::{DaemonHome, HomeError, SecretToken};
-pub(crate) use agent_slots::{AgentSlots, SlotChanges, SlotStanding};
+pub(crate) use agent_slots::{AgentSlotLimits, AgentSlots, SlotChanges, SlotStanding};
 pub(crate) use joined_workers::JoinedWorkers;
 use joined_workers::RemoteAgentName;
 use local::LocalHosts;
@@ -42,6 +43,8 @@ pub(crate) use worker_tokens::{JoinAddress, WorkerTokenStore};
 pub(crate) struct WorkerTimeouts {
     /// How long the daemon waits for a silent worker on another machine.
     pub(crate) lease: Duration,
+    /// How long the daemon tries to reach a worker that lives but does not answer.
+    pub(crate) reach: Duration,
     /// How long a worker waits for a daemon while its agent is in a turn.
     pub(crate) orphan_busy: Duration,
     /// How long a worker waits for a daemon while its agent is idle.
@@ -63,6 +66,7 @@ pub(crate) struct Workers {
     daemon_address: OnceLock<String>,
     session_tokens: SessionTokens,
     keys: WorkerKeys,
+    reach_timeout: Duration,
     live: Mutex<HashMap<SessionId, LiveWorker>>,
     /// Processes that are known not to descend from an agent, by pid and start time.
     unrelated: Mutex<HashSet<(u32, u64)>>,
@@ -123,6 +127,7 @@ impl Workers {
             daemon_address: OnceLock::new(),
             session_tokens: SessionTokens::of(home),
             keys,
+            reach_timeout: timeouts.reach,
             live: Mutex::default(),
             unrelated: Mutex::default(),
         })
@@ -288,6 +293,14 @@ impl Workers {
         }
     }
 
+    /// Makes the token of a session's lost agent worthless: nobody knows whether all of its processes are gone. The
+    /// next agent gets a new token.
+    pub(crate) fn revoke_session_token(&self, session: &SessionId) {
+        if let Err(error) = self.session_tokens.revoke(session) {
+            tracing::warn!(%session, %error, "could not revoke the token of a lost agent");
+        }
+    }
+
     /// The tokens with which agents act for their sessions.
     pub(crate) fn session_tokens(&self) -> &SessionTokens {
         &self.session_tokens
@@ -322,6 +335,14 @@ impl Workers {
             Some(live) if live.is_remote => self.joined.abandon(&live.worker),
             Some(live) => self.hosts.kill(&live.worker),
             None => {}
+        }
+    }
+
+    /// Lets the session's worker continue, in case somebody stopped it. Does nothing on other machines.
+    pub(crate) fn resume(&self, session: &SessionId) {
+        let live = self.lock().get(session).cloned();
+        if let Some(live) = live.filter(|live| !live.is_remote) {
+            self.hosts.resume(&live.worker);
         }
     }
 
@@ -431,10 +452,14 @@ impl Workers {
             if let Some(session) = found {
                 return CallerAncestry::Agent(session);
             }
-            if let Some(worker) = procfs::mark_of(ancestor).and_then(|mark| self.keys.worker_of_mark(&mark)) {
-                return self
-                    .session_of(|live| live.worker == worker)
-                    .map_or(CallerAncestry::Unknown, CallerAncestry::Agent);
+            if let Some(mark) = procfs::mark_of(ancestor) {
+                if let Some(worker) = self.keys.worker_of_mark(&mark) {
+                    return self
+                        .session_of(|live| live.worker == worker)
+                        .map_or(CallerAncestry::Unknown, CallerAncestry::Agent);
+                }
+                // An agent of another home, or one of ours that was started before the key was replaced.
+                ancestry = CallerAncestry::Unknown;
             }
             // The ancestor may be a worker that has not connected yet, or the keeper of a dead worker.
             if ["__keeper", "__worker"].iter().any(|part| procfs::is_started_as(ancestor, part)) {
@@ -465,6 +490,7 @@ impl Workers {
             worker: attachment.worker.clone(),
             secret: Secret::default(),
             journalled: attachment.taken,
+            reach_timeout: self.reach_timeout,
             software: env!("CARGO_PKG_VERSION").to_owned(),
             start: None,
         }

@@ -25,6 +25,11 @@ impl SessionTokens {
         Ok(self.home.session_token(session)?.expose().to_owned())
     }
 
+    /// Makes the token of a session worthless. The next call of [`Self::token`] creates another.
+    pub(crate) fn revoke(&self, session: &SessionId) -> Result<(), HomeError> {
+        self.home.remove_session_token(session)
+    }
+
     /// The file that holds a session's token.
     pub(crate) fn token_file(&self, session: &SessionId) -> PathBuf {
         self.home.session_token_file(session)
@@ -78,6 +83,10 @@ mod tests {
         ] {
             assert_eq!(all.session_of_token(wrong), None, "{wrong}");
         }
+        all.revoke(&session).unwrap();
+        assert_eq!(all.session_of_token(&token), None);
+        let token = all.token(&session).unwrap();
+        assert_eq!(all.session_of_token(&token), Some(session.clone()), "the next one is valid");
         home.remove_session_secrets(&session).unwrap();
         assert_eq!(all.session_of_token(&token), None);
     }

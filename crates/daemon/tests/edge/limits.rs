@@ -3,7 +3,7 @@
 use qd_daemon::edge::EdgeLimits;
 use qd_protocol::limits::{BODY_MAX, HEADERS_MAX};
 
-use crate::harness::{EdgeHarness, patient, short};
+use crate::harness::{EdgeHarness, short};
 
 #[tokio::test]
 async fn an_unknown_route_and_a_wrong_method_are_said_in_json() {
@@ -155,16 +155,19 @@ async fn a_handler_may_take_longer_than_a_client() {
     assert_eq!(wire.answer().await.body, "at last", "only reading has a limit");
 }
 
+/// So many connections and no more.
+fn few_connections(connections: usize) -> EdgeLimits {
+    EdgeLimits { connections, ..EdgeLimits::default() }
+}
+
 #[tokio::test]
 async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
-    let harness =
-        EdgeHarness::with(|options| options.limits = EdgeLimits { connections: 2, ..EdgeLimits::default() })
-            .await;
-    let (mut first, mut second) = (harness.unix().await, harness.tcp().await);
-    first.send("GET /healthz HTTP/1.1\r\n\r\n").await;
-    assert_eq!(first.answer().await.status, 200);
-    second.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
-    assert_eq!(second.answer().await.status, 200);
+    let harness = EdgeHarness::with(|options| options.limits = few_connections(2)).await;
+    let (mut first, mut second) = (harness.unix().await, harness.unix().await);
+    for wire in [&mut first, &mut second] {
+        wire.send("GET /slow HTTP/1.1\r\n\r\n").await;
+        harness.begun.notified().await;
+    }
     for _ in 0..3 {
         let mut third = harness.unix().await;
         third.send("GET /healthz HTTP/1.1\r\n\r\n").await;
@@ -175,19 +178,31 @@ async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
         assert_eq!(answer.header("quarterdeck-version"), Some(env!("CARGO_PKG_VERSION")));
         third.closed().await;
     }
-    first.send("GET /healthz HTTP/1.1\r\n\r\n").await;
-    assert_eq!(first.answer().await.status, 200, "open connections are not affected");
-    drop(second);
-    patient("a free connection", async {
-        loop {
-            let mut wire = harness.tcp().await;
-            wire.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
-            if wire.answer().await.status == 200 {
-                break;
-            }
-        }
-    })
-    .await;
+    // Both wait by now, so both are woken.
+    harness.go.notify_waiters();
+    for wire in [&mut first, &mut second] {
+        assert_eq!(wire.answer().await.status, 200, "requests that are being handled are not affected");
+    }
+    drop((first, second));
+    let mut next = harness.unix().await;
+    next.send("GET /healthz HTTP/1.1\r\n\r\n").await;
+    assert_eq!(next.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn an_idle_connection_makes_way_and_a_busy_one_does_not() {
+    let harness = EdgeHarness::with(|options| options.limits = few_connections(2)).await;
+    let (mut busy, mut idle) = (harness.unix().await, harness.unix().await);
+    busy.send("GET /slow HTTP/1.1\r\n\r\n").await;
+    harness.begun.notified().await;
+    idle.send("GET /healthz HTTP/1.1\r\n\r\n").await;
+    assert_eq!(idle.answer().await.status, 200);
+    let mut next = harness.unix().await;
+    next.send("GET /healthz HTTP/1.1\r\n\r\n").await;
+    assert_eq!(next.answer().await.status, 200);
+    idle.closed().await;
+    harness.go.notify_one();
+    assert_eq!(busy.answer().await.body, "at last");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use qd_testkit::benchmark_figures::{format_duration, percentile};
 use crate::numbered::Session;
 use crate::peer::Peer;
 use crate::processes::{ESCAPEES, kill_and_reap, kill_ours, start_ours, start_theirs};
-use crate::served::{OURS, Side, THEIRS, Worker};
+use crate::served::{OURS, PRODUCT, Side, THEIRS, Worker};
 
 /// Short runs of one event. The slower side takes a few seconds for this many.
 const RUNS: usize = 200;
@@ -91,6 +91,7 @@ async fn kill(table: &mut BenchmarkTable) {
 async fn latency(table: &mut BenchmarkTable) {
     let (mut ours, mut theirs) = (run_durations(OURS, OURS).await, run_durations(THEIRS, THEIRS).await);
     let mut mixed = run_durations(OURS, THEIRS).await;
+    let mut product = run_durations(PRODUCT, PRODUCT).await;
     for (part, aim) in [(50, "< 0.2 ms"), (99, "-")] {
         for (whose, times, aim) in [("", &mut ours, aim), (", their client", &mut mixed, "-")] {
             let name = format!("one-event run to its terminal{whose}, p{part}");
@@ -105,6 +106,9 @@ async fn latency(table: &mut BenchmarkTable) {
                 "their worker and client",
             ]);
         }
+        let name = format!("the same of `qd worker --agent echo`, p{part}");
+        let (product, ours) = (percentile(&mut product, part), percentile(&mut ours, part));
+        table.add_time(&name, product, ours, "-", "our SDK with an executor that only talks");
     }
 }
 

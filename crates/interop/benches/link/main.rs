@@ -21,6 +21,8 @@ fn main() -> ExitCode {
     }
     let (mut workers, mut client) = (Builder::new_multi_thread(), Builder::new_current_thread());
     match served::role() {
+        // As `qd worker` does it.
+        Some(side @ served::Side::Product) => run(&mut client, served::serve(side)),
         // A real worker has runs and connections on different threads too.
         Some(side) => run(workers.worker_threads(2), served::serve(side)),
         None => run(&mut client, figures::measure()),

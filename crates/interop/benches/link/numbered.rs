@@ -28,6 +28,7 @@ impl Session {
             worker,
             secret: Secret::default(),
             journalled: UpdateNumber(0),
+            reach_timeout: Duration::from_secs(60),
             software: "bench".to_owned(),
             start: Some(Box::new(spec)),
         };
@@ -86,8 +87,10 @@ struct TcpConnector {
 
 impl WorkerConnector for TcpConnector {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
-        let stream = TcpStream::connect(&self.host).await.map_err(|_| WorkerUnreachable::RetryLater)?;
-        stream.set_nodelay(true).map_err(|_| WorkerUnreachable::RetryLater)?;
+        let stream = TcpStream::connect(&self.host)
+            .await
+            .map_err(|error| WorkerUnreachable::RetryLater(error.to_string()))?;
+        stream.set_nodelay(true).map_err(|error| WorkerUnreachable::RetryLater(error.to_string()))?;
         let upgrade = ClientUpgrade {
             host: self.host.clone(),
             path: "/".to_owned(),
@@ -95,7 +98,9 @@ impl WorkerConnector for TcpConnector {
             token: None,
         };
         let wire: Box<dyn ByteStream> = Box::new(stream);
-        let (socket, _) = Socket::connect(wire, &upgrade).await.map_err(|_| WorkerUnreachable::RetryLater)?;
+        let (socket, _) = Socket::connect(wire, &upgrade)
+            .await
+            .map_err(|error| WorkerUnreachable::RetryLater(error.to_string()))?;
         Ok(socket)
     }
 

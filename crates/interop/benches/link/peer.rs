@@ -14,7 +14,7 @@ pub(crate) enum Peer {
 impl Peer {
     pub(crate) async fn connect(side: Side, endpoint: &str) -> Self {
         match side {
-            Side::Ours => Self::Ours(Box::new(
+            Side::Ours | Side::Product => Self::Ours(Box::new(
                 PlainClient::connect(endpoint, None).await.expect("the worker accepts the connection"),
             )),
             Side::Theirs => {
@@ -23,7 +23,7 @@ impl Peer {
         }
     }
 
-    /// Starts a run that outputs `words` words.
+    /// Starts a run that outputs `words` words. The product's `echo` outputs its assignment, which is one word.
     pub(crate) async fn start(&mut self, words: u64) {
         let assignment = words.to_string();
         match self {

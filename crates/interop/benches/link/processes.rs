@@ -104,7 +104,7 @@ pub(crate) async fn kill_ours() -> Duration {
     let started_at = Instant::now();
     ours.link.send(AgentCommand::Kill { number: EventNumber(2), run });
     let processes = ours.wait_for_update(|update| match update {
-        AgentUpdate::TurnEnded { outcome, .. } => Some(outcome.processes),
+        AgentUpdate::TurnEnded { outcome, .. } => Some(outcome.processes.clone()),
         _ => None,
     });
     let processes = processes.await;
@@ -162,9 +162,16 @@ impl OurWorker {
         let json = serde_json::to_vec(&host).expect("a specification has a JSON form");
         child.stdin.take().expect("it is piped").write_all(&json).await.expect("it listens");
         let connector = UnixConnector { dir: dir.path().to_owned(), id: worker.to_string() };
-        let software = "bench".to_owned();
-        let options =
-            LinkOptions { session, worker, secret, journalled: UpdateNumber(0), software, start: None };
+        let (software, reach_timeout) = ("bench".to_owned(), Duration::from_secs(60));
+        let options = LinkOptions {
+            session,
+            worker,
+            secret,
+            journalled: UpdateNumber(0),
+            reach_timeout,
+            software,
+            start: None,
+        };
         let mut started = Self { dir, child, link: AgentLink::open(options, connector) };
         started.wait_for_update(|update| matches!(update, AgentUpdate::Ready { .. }).then_some(())).await;
         started
@@ -223,7 +230,7 @@ impl WorkerConnector for UnixConnector {
         };
         let wire: Box<dyn ByteStream> = Box::new(stream);
         let upgraded = Socket::connect(wire, &upgrade).await;
-        upgraded.map(|(socket, _)| socket).map_err(|_| WorkerUnreachable::RetryLater)
+        upgraded.map(|(socket, _)| socket).map_err(|error| WorkerUnreachable::RetryLater(error.to_string()))
     }
 
     async fn read_undelivered(&mut self, _: UpdateNumber) -> Vec<NumberedUpdate> {

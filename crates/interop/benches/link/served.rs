@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bamboo_subagent::{ChildExecutor, ChildOutcome, EventSink, RunSpec, SteerInbox, WsServer};
+use qd_catalog::Catalog;
 use qd_link::{RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -20,15 +21,19 @@ pub(crate) const WORD: &str = "word ";
 pub(crate) enum Side {
     Ours,
     Theirs,
+    /// What `qd worker --agent echo` runs: our server with an agent of the product behind it. Its client is ours.
+    Product,
 }
 
 pub(crate) const OURS: Side = Side::Ours;
 pub(crate) const THEIRS: Side = Side::Theirs;
+pub(crate) const PRODUCT: Side = Side::Product;
 
 /// Which worker this process is, if it is one.
 pub(crate) fn role() -> Option<Side> {
     match std::env::var(ROLE).ok()?.as_str() {
         "ours" => Some(Side::Ours),
+        "product" => Some(Side::Product),
         _ => Some(Side::Theirs),
     }
 }
@@ -42,6 +47,12 @@ pub(crate) async fn serve(side: Side) {
                 let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
                 println!("{}", server.endpoint());
                 server.serve(output_words, ServeMode::Many).await.expect("it serves");
+            }
+            Side::Product => {
+                let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
+                println!("{}", server.endpoint());
+                let echo = Catalog::built_in().get("echo").expect("it is built in");
+                server.serve(qd_worker::executor(echo), ServeMode::Many).await.expect("it serves");
             }
             Side::Theirs => {
                 let server = WsServer::bind_loopback().await.expect("a free port");
@@ -104,7 +115,11 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn start(side: Side) -> Self {
-        let role = if side == OURS { "ours" } else { "theirs" };
+        let role = match side {
+            Side::Ours => "ours",
+            Side::Theirs => "theirs",
+            Side::Product => "product",
+        };
         let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
         command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this binary starts again");

@@ -1,9 +1,11 @@
 //! Kills a process that appends with `kill -9`, again and again in the same home. Every acknowledged event must be in
-//! the journal, in order, and none twice. The process is this test binary, run again.
+//! the journal, in order, and none twice. Another process is killed while it creates journals: each home must have a
+//! whole journal or none. The processes are this test binary, run again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use qd_journal::{EventFilter, EventTopic, SessionKey};
 use qd_protocol::Seq;
@@ -12,6 +14,7 @@ use crate::fixture::*;
 
 const SESSIONS: i64 = 8;
 const KILLS: u64 = 12;
+const CREATION_KILLS: u32 = 40;
 
 #[tokio::test]
 async fn what_was_acknowledged_survives_kill_9() {
@@ -49,13 +52,7 @@ async fn what_was_acknowledged_survives_kill_9() {
 
 /// Lets a child append until it has reported this many acknowledgements, and kills it.
 fn kill_while_appending(home: &Path, after: u64, acknowledged: &mut [u64]) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "crash::what_was_acknowledged_survives_kill_9", "--nocapture"])
-        .env("CRASH_HOME", home)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = run_again("crash::what_was_acknowledged_survives_kill_9", home);
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut seen = 0;
     for line in lines {
@@ -94,4 +91,69 @@ async fn append_until_killed(home: &Path) {
         });
     }
     writers.join_next().await;
+}
+
+/// Runs one test of this binary as a child, which finds the home in its environment.
+fn run_again(test: &str, home: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("CRASH_HOME", home)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_journal_killed_while_it_is_created_is_absent_or_whole() {
+    if let Some(homes) = std::env::var_os("CRASH_HOME") {
+        return create_until_killed(Path::new(&homes)).await;
+    }
+    let homes = tempfile::tempdir().unwrap();
+    let (mut took, mut absent) = (Duration::from_millis(20), 0);
+    for kill in 0..CREATION_KILLS {
+        let round = homes.path().join(kill.to_string());
+        std::fs::create_dir(&round).unwrap();
+        let mut child = run_again("crash::a_journal_killed_while_it_is_created_is_absent_or_whole", &round);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // The first creation shows how long one takes, so that the kills hit the second one everywhere.
+        wait_for_line(&mut lines, "creating 0");
+        let started = Instant::now();
+        wait_for_line(&mut lines, "creating 1");
+        took = started.elapsed().min(took);
+        std::thread::sleep(took * kill / CREATION_KILLS);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for home in std::fs::read_dir(&round).unwrap().map(|entry| entry.unwrap().path()) {
+            match std::fs::read(home.join("journal.db")) {
+                Ok(content) => {
+                    assert!(content.len() > 4096, "kill {kill} left {} bytes", content.len());
+                    assert_eq!(content[68..72], *b"qdjl", "kill {kill} left a journal without its schema");
+                }
+                Err(_) => absent += 1,
+            }
+            let journal = open(&home);
+            append(&journal, &scope(1), 1).await.unwrap();
+            assert_eq!(journal.quick_check().await.unwrap(), Vec::<String>::new());
+            journal.close().await;
+            let names = std::fs::read_dir(&home).unwrap().map(|entry| entry.unwrap().file_name());
+            let leftover = names.into_iter().find(|name| name.to_string_lossy().starts_with("journal.db."));
+            assert_eq!(leftover, None);
+        }
+    }
+    assert!(absent > 0, "no kill came before the end of a creation");
+}
+
+fn wait_for_line(lines: &mut impl Iterator<Item = std::io::Result<String>>, wanted: &str) {
+    lines.find(|line| line.as_ref().is_ok_and(|line| line.ends_with(wanted))).unwrap().unwrap();
+}
+
+/// Creates one journal after the other, each in a home of its own.
+async fn create_until_killed(homes: &Path) {
+    for number in 0..1000 {
+        let home = homes.join(number.to_string());
+        std::fs::create_dir(&home).unwrap();
+        std::io::stdout().lock().write_all(format!("creating {number}\n").as_bytes()).unwrap();
+        open(&home).close().await;
+    }
 }

@@ -73,7 +73,7 @@ pub(crate) fn event(scope: &Arc<EventScope>, number: u64) -> NewEvent {
     NewEvent {
         scope: scope.clone(),
         number: Some(EventNumber(number)),
-        ts: Millis(1_794_774_645_000 + number),
+        ts: Millis(1_794_774_645_000 + number).into(),
         run: None,
         kind: "text.delta",
         data: format!(r#"{{"text":"{number}"}}"#).into_bytes(),

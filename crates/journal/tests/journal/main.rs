@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "what makes a test fail should show where it did")]
 
 mod appends;
+mod check;
 mod crash;
 mod fixture;
 mod lists;
+mod merging;
 mod replay;
 mod storage;
 mod subscriptions;

@@ -131,7 +131,7 @@ fn fold(event: &StoredEvent) -> Vec<RowChange> {
     let Some((key, _)) = event.scope.session else { return Vec::new() };
     let number = event.number.unwrap();
     let row = SessionRow {
-        updated_at: event.ts,
+        updated_at: event.ts.wall,
         live: number.0 % 2 == 1,
         doc: event.data.clone(),
         ..session_row(key.0)

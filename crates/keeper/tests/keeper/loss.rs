@@ -69,6 +69,19 @@ fn the_keeper_of_a_killed_worker_ends_everything_and_itself() {
 }
 
 #[test]
+fn a_stopped_keeper_continues_when_its_worker_is_killed() {
+    for kind in ["setsid", "grandchild"] {
+        let mark = new_mark();
+        let (mut worker, keeper) = worker(&mark, kind);
+        kill_process(pid(&keeper), Signal::STOP).unwrap();
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        wait_for_end(&keeper);
+        assert_eq!(procfs::find_marked(&mark), [], "{kind}");
+    }
+}
+
+#[test]
 fn the_worker_of_a_killed_keeper_ends_everything_but_what_it_spares() {
     #[derive(Deserialize)]
     struct LossReport {

@@ -5,6 +5,7 @@
 mod children;
 mod escapees;
 mod loss;
+mod stopped;
 mod sweeps;
 
 use std::collections::BTreeMap;

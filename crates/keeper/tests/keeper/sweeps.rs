@@ -26,13 +26,13 @@ async fn what_a_turn_left_survives_an_idle_stop_of_the_agent_and_dies_with_every
     agent.stdin.write_all(b"a server\n").await.unwrap();
     let server = processes_of(&mut agent).await;
     assert_eq!(keeper.list_leftovers().await.unwrap(), [], "the turn is not over");
-    keeper.end_turn().await.unwrap();
+    keeper.end_turn(Vec::new()).await.unwrap();
     assert_eq!(keeper.list_leftovers().await.unwrap(), server);
 
     keeper.begin_turn().await.unwrap();
     let swept = sweep(&keeper, SweepScope::Turn, Duration::ZERO).await;
     assert_eq!(swept, SweepResult::default(), "the second turn has started nothing");
-    keeper.end_turn().await.unwrap();
+    keeper.end_turn(Vec::new()).await.unwrap();
 
     let swept = sweep(&keeper, SweepScope::Agent, Duration::ZERO).await;
     assert_eq!((swept.killed, swept.survivors), (2, Vec::new()));
@@ -158,4 +158,33 @@ async fn a_sweep_of_nothing_is_over_at_once() {
     for scope in [SweepScope::Turn, SweepScope::Agent, SweepScope::All] {
         assert_eq!(sweep(&keeper, scope, FOR_EVER).await, SweepResult::default());
     }
+}
+
+#[tokio::test]
+async fn a_turn_says_whether_it_leaves_something_and_can_be_swept_after_its_end() {
+    let mark = new_mark();
+    let keeper = start(&mark).await;
+    let mut agent = keeper.spawn(shell(AGENT)).await.unwrap();
+    until_ready(&mut agent).await;
+    keeper.begin_turn().await.unwrap();
+    assert!(!keeper.end_turn(Vec::new()).await.unwrap());
+    keeper.begin_turn().await.unwrap();
+    agent.stdin.write_all(b"a server that stays\n").await.unwrap();
+    let kept = processes_of(&mut agent).await;
+    // Depending on how far it has come, the process has one of these names.
+    let helper_names = ["sh", "setsid", "sleep"].map(str::to_owned).to_vec();
+    assert!(!keeper.end_turn(helper_names).await.unwrap(), "a helper does not count");
+
+    keeper.begin_turn().await.unwrap();
+    agent.stdin.write_all(b"a server\n").await.unwrap();
+    let left = processes_of(&mut agent).await;
+    assert!(keeper.end_turn(Vec::new()).await.unwrap());
+    assert_eq!(sweep(&keeper, SweepScope::Turn, Duration::ZERO).await.killed, 0, "no turn is open");
+    assert_eq!(sweep(&keeper, SweepScope::EndedTurn, Duration::ZERO).await.killed, 1);
+    assert!(!procfs::is_alive(&left[0]) && procfs::is_alive(&kept[0]) && has_not_ended(&agent).await);
+
+    keeper.begin_turn().await.unwrap();
+    assert_eq!(sweep(&keeper, SweepScope::EndedTurn, Duration::ZERO).await.killed, 0, "another has begun");
+    assert_eq!(sweep(&keeper, SweepScope::All, Duration::ZERO).await.killed, 2);
+    assert_nothing_below(&keeper, &mark);
 }

@@ -1,10 +1,13 @@
 //! The task behind a session's link. It connects to the worker, authenticates it, exchanges frames with it, and
-//! reconnects when the connection breaks. It knows the frames but makes no decisions about the session.
+//! reconnects when the connection breaks. A worker that cannot be reached for too long is given up and ended, so every
+//! disconnected session learns in a bounded time what became of its agent. The task knows the frames but makes no
+//! decisions about the session.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_protocol::event::RunError;
 use qd_protocol::frame::v1::{
     AgentPresence, DaemonHello, DaemonLinkFrame, ProtocolVersions, WorkerHello, WorkerLinkFrame,
 };
@@ -12,11 +15,11 @@ use qd_protocol::limits::{INLINE_MAX, LINK_WINDOW};
 use qd_protocol::link::{AgentExitReason, UpdateNumber};
 use tokio::time::Instant;
 
-use super::{AgentLinkShared, LinkOptions, WorkerConnector, WorkerUnreachable};
+use super::{AgentLinkShared, LinkOptions, WorkerConnector, WorkerEnding, WorkerUnreachable};
 use crate::event_size;
 use crate::link_connection::{ConnectionProgress, LinkConnection, read_frame};
 use crate::proof;
-use crate::socket::{ByteStream, Socket, SocketError};
+use crate::socket::{ByteStream, STEP_TIMEOUT, Socket, SocketError};
 use crate::update_window::{NumberedUpdate, approximate_bytes};
 
 /// The shortest and the longest pause before the worker is tried again.
@@ -29,6 +32,11 @@ pub(super) struct AgentLinkTask<R> {
     connector: R,
     shared: Arc<AgentLinkShared>,
     backoff: Duration,
+    /// Since when the worker has not been reached: since the link was opened, or since a connection broke that had
+    /// held.
+    unreached_since: Instant,
+    /// Why the last attempt to reach the worker failed.
+    last_failure: String,
     /// The last warning about this worker, so that it is not repeated with every retry.
     last_warning: Option<String>,
     /// Unreadable frames in a row.
@@ -36,10 +44,23 @@ pub(super) struct AgentLinkTask<R> {
 }
 
 enum LinkEndReason {
-    /// The worker is dead, or has lost its agent.
-    WorkerLost,
+    /// The worker is dead.
+    WorkerDead,
+    /// The worker lives but has no agent for the session.
+    AgentLost,
+    /// The worker is not known to be dead, but waiting any longer makes no sense, for this reason.
+    WorkerGivenUp(String),
     /// The session has closed the link.
     Detached,
+}
+
+/// The result of one attempt to connect.
+enum ConnectAttempt {
+    Connected(Box<LinkConnection<Box<dyn ByteStream>>>),
+    /// It has to be tried again after a pause.
+    Failed,
+    /// The worker's machine is away. The attempt has waited for it, and the wait does not count.
+    MachineAway,
 }
 
 /// Why the handshake with a worker failed. The connection is retried.
@@ -59,7 +80,16 @@ enum WorkerHandshakeError {
 
 impl<R: WorkerConnector> AgentLinkTask<R> {
     pub(super) fn new(options: LinkOptions, connector: R, shared: Arc<AgentLinkShared>) -> Self {
-        Self { options, connector, shared, backoff: BACKOFF.0, last_warning: None, unreadable_count: 0 }
+        Self {
+            options,
+            connector,
+            shared,
+            backoff: BACKOFF.0,
+            unreached_since: Instant::now(),
+            last_failure: String::new(),
+            last_warning: None,
+            unreadable_count: 0,
+        }
     }
 
     /// Keeps the link up until the agent is lost or the session detaches.
@@ -69,17 +99,47 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
                 break end;
             }
         };
-        if let LinkEndReason::WorkerLost = end {
-            self.deliver_spool_remains().await;
+        if let LinkEndReason::Detached = end {
+            return;
         }
+        // The worker is ended before its spool is read, so that it can add nothing more.
+        let ending = self.connector.end_worker().await;
+        self.deliver_spool_remains().await;
+        let gone = match end {
+            LinkEndReason::WorkerGivenUp(reason) => unreachable_worker(&reason, &ending),
+            // It counted as dead, but was still running.
+            LinkEndReason::WorkerDead if ending == WorkerEnding::Ended => unreachable_worker(
+                "the files by which the worker is found were removed while it was running",
+                &ending,
+            ),
+            LinkEndReason::WorkerDead | LinkEndReason::AgentLost | LinkEndReason::Detached => match ending {
+                WorkerEnding::Survived(_) => unreachable_worker("the worker is lost", &ending),
+                _ => AgentExitReason::Lost,
+            },
+        };
+        if let AgentExitReason::Unreachable(error) = &gone {
+            let LinkOptions { session, worker, .. } = &self.options;
+            tracing::error!(%session, %worker, message = error.message, "gave up a worker");
+        }
+        self.shared.lock().on_agent_gone(gone);
+        self.shared.event_ready.notify_one();
     }
 
     /// One connection, from dialling until it breaks.
     async fn run_connection(&mut self) -> Result<(), LinkEndReason> {
         let shared = Arc::clone(&self.shared);
-        let connection = tokio::select! {
+        let began = Instant::now();
+        let attempt = tokio::select! {
             () = shared.detach.notified() => return Err(LinkEndReason::Detached),
-            connection = self.connect() => connection?,
+            attempt = self.connect() => attempt?,
+        };
+        let connection = match attempt {
+            ConnectAttempt::Connected(connection) => Some(*connection),
+            ConnectAttempt::Failed => None,
+            ConnectAttempt::MachineAway => {
+                self.unreached_since += began.elapsed();
+                return Ok(());
+            }
         };
         if let Some(mut connection) = connection {
             let (connected_at, received_before) = (Instant::now(), shared.lock().last_received());
@@ -91,16 +151,27 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
             tracing::debug!(session = %self.options.session, %broken, "lost the connection to a worker");
             shared.lock().on_disconnected();
             shared.event_ready.notify_one();
+            self.last_failure = format!("the connection broke: {broken}");
             if shared.lock().last_received() > received_before {
                 self.unreadable_count = 0;
             } else if self.unreadable_count >= UNREADABLE_MAX {
-                tracing::error!(session = %self.options.session, %broken, "giving up on a worker that sends unreadable frames");
-                return Err(LinkEndReason::WorkerLost);
+                return Err(LinkEndReason::WorkerGivenUp(format!(
+                    "the worker sends frames that cannot be read ({broken})"
+                )));
             }
             if connected_at.elapsed() >= BACKOFF.1 || shared.lock().last_received() > received_before {
                 self.backoff = BACKOFF.0;
+                self.unreached_since = Instant::now();
                 return Ok(());
             }
+        }
+        // Only an attempt that began after the limit decides: a daemon that was itself stopped for a while must not
+        // end workers that it has not tried to reach since.
+        let reach_timeout = self.options.reach_timeout;
+        if began >= self.unreached_since + reach_timeout {
+            let (seconds, failure) = (reach_timeout.as_secs(), &self.last_failure);
+            let reason = format!("the worker lives but could not be reached for {seconds} s ({failure})");
+            return Err(LinkEndReason::WorkerGivenUp(reason));
         }
         tokio::select! {
             () = shared.detach.notified() => return Err(LinkEndReason::Detached),
@@ -110,31 +181,38 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         Ok(())
     }
 
-    /// Connects and authenticates; `None` if it has to be tried again.
-    async fn connect(&mut self) -> Result<Option<LinkConnection<Box<dyn ByteStream>>>, LinkEndReason> {
+    /// Connects and authenticates.
+    async fn connect(&mut self) -> Result<ConnectAttempt, LinkEndReason> {
         let mut socket = match self.connector.dial().await {
             Ok(socket) => socket,
-            Err(WorkerUnreachable::RetryLater) => return Ok(None),
-            Err(WorkerUnreachable::Dead) => return Err(LinkEndReason::WorkerLost),
+            Err(WorkerUnreachable::RetryLater(reason)) => {
+                self.last_failure = reason;
+                return Ok(ConnectAttempt::Failed);
+            }
+            Err(WorkerUnreachable::MachineAway) => return Ok(ConnectAttempt::MachineAway),
+            Err(WorkerUnreachable::Dead) => return Err(LinkEndReason::WorkerDead),
         };
         let acked = self.shared.lock().last_acked();
-        let hello = match self.shake_hands(&mut socket, acked).await {
+        // A peer that keeps sending something else instead of its hello must not hold the handshake up.
+        let handshake = tokio::time::timeout(STEP_TIMEOUT, self.shake_hands(&mut socket, acked)).await;
+        let hello = match handshake.unwrap_or(Err(SocketError::TimedOut.into())) {
             Ok(hello) => hello,
             Err(error) => {
+                self.last_failure = error.to_string();
                 self.warn_once(&error);
-                return Ok(None);
+                return Ok(ConnectAttempt::Failed);
             }
         };
         self.last_warning = None;
         {
             let mut inbox = self.shared.lock();
             if hello.presence == AgentPresence::Empty && !inbox.outbox.can_start() {
-                return Err(LinkEndReason::WorkerLost);
+                return Err(LinkEndReason::AgentLost);
             }
             inbox.on_connected(acked, &hello);
         }
         self.shared.event_ready.notify_one();
-        Ok(Some(LinkConnection::new(socket)))
+        Ok(ConnectAttempt::Connected(Box::new(LinkConnection::new(socket))))
     }
 
     /// Checks that this is the expected worker, and proves to it that we know the secret.
@@ -217,7 +295,11 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
                 if text.len() > INLINE_MAX {
                     updates = updates.into_iter().map(event_size::fit_received).collect();
                 }
-                self.shared.lock().receive_updates(first, updates, text.len()).map_err(unreadable_error)?;
+                let received = self.shared.lock().receive_updates(first, updates, text.len());
+                received.map_err(|gap| {
+                    self.unreadable_count += 1;
+                    unreadable_error(gap)
+                })?;
                 self.shared.event_ready.notify_one();
                 Ok(())
             }
@@ -235,7 +317,7 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         }
     }
 
-    /// Delivers what a dead worker left in its spool, then reports that the agent is gone.
+    /// Delivers what a dead worker left in its spool.
     async fn deliver_spool_remains(&mut self) {
         let after = self.shared.lock().last_received();
         let mut undelivered = self.connector.read_undelivered(after).await.into_iter().peekable();
@@ -254,8 +336,6 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
             }
             self.shared.event_ready.notify_one();
         }
-        self.shared.lock().on_agent_gone(AgentExitReason::Lost);
-        self.shared.event_ready.notify_one();
     }
 
     fn warn_once(&mut self, error: &WorkerHandshakeError) {
@@ -266,6 +346,25 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
             self.last_warning = Some(warning);
         }
     }
+}
+
+/// What the session is told about a worker that was given up for this reason.
+fn unreachable_worker(reason: &str, ending: &WorkerEnding) -> AgentExitReason {
+    let outcome = match ending {
+        WorkerEnding::Ended => "it was ended, with everything that its agent had started".to_owned(),
+        WorkerEnding::NotFound => "no process of it was found to end".to_owned(),
+        WorkerEnding::Requested => "its machine was told to end it".to_owned(),
+        WorkerEnding::LeftRunning => "its process holds other sessions too and was left running".to_owned(),
+        WorkerEnding::Survived(pids) => {
+            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+            format!("some of its processes could not be ended, end them with `kill -9 {}`", pids.join(" "))
+        }
+    };
+    let advice = "look at what was done so far, then send a new prompt: it gets a new worker";
+    AgentExitReason::Unreachable(RunError::new(
+        "worker_unreachable",
+        format!("{reason}; {outcome}; {advice}"),
+    ))
 }
 
 fn unreadable_error(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SocketError {

@@ -11,6 +11,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::{Executor, RunAssignment, RunHandle};
+use crate::task_watch::panic_message;
 
 /// How long an executor may take to end after a cancel, unless its session sets another grace.
 pub(crate) const CANCEL_GRACE: Duration = Duration::from_secs(CANCEL_GRACE_S);
@@ -78,8 +79,6 @@ impl ExecutorTask {
 
 fn panic_error(error: JoinError) -> RunError {
     let panic = error.try_into_panic().ok();
-    let message = panic.as_ref().and_then(|panic| {
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-    });
-    RunError::new("worker_panicked", format!("the worker panicked: {}", message.unwrap_or("no message")))
+    let message = panic.as_ref().map_or("no message", |panic| panic_message(panic.as_ref()));
+    RunError::new("worker_panicked", format!("the worker panicked: {message}"))
 }

@@ -3,9 +3,11 @@
 //! checked the token.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use qd_protocol::frame::v1::WorkerLinkFrame;
 use qd_protocol::limits::{CONNECTIONS_MAX, ORPHAN_BUSY_S, ORPHAN_IDLE_S, SPOOL_MAX};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
@@ -17,6 +19,7 @@ use crate::executor::{Executor, linked_agent};
 use crate::local::host_agent;
 use crate::socket::{ByteStream, Socket, SocketError};
 use crate::spool::MemorySpool;
+use crate::task_watch::panic_message;
 use crate::worker_endpoint::{
     LifecycleRequest, WorkerEndpoint, WorkerEndpointOptions, WorkerEndpointStatus, read_hello,
     receive_agent_start,
@@ -95,7 +98,12 @@ impl<E: Executor> EndpointRegistry<E> {
         let (task_endpoint, executor) = (endpoint.clone(), Arc::clone(&self.executor));
         let (endpoints, task_key) = (Arc::clone(&self.endpoints), key.clone());
         let task = tokio::spawn(async move {
-            run_endpoint(&task_endpoint, executor).await;
+            let run = AssertUnwindSafe(run_endpoint(&task_endpoint, executor));
+            if let Err(panic) = run.catch_unwind().await {
+                tracing::error!(reason = panic_message(panic.as_ref()), "the task of a session panicked");
+                // The daemon connects again and finds no session, so it knows that the worker is lost.
+                task_endpoint.disconnect();
+            }
             lock(&endpoints).remove(&task_key);
         });
         lock(&self.endpoints).insert(key, RegisteredEndpoint { endpoint: endpoint.clone(), task });
@@ -111,10 +119,12 @@ async fn run_endpoint<E: Executor>(endpoint: &WorkerEndpoint, executor: Arc<E>) 
             linked_agent::run_linked_agent(Arc::clone(&executor), end)
         }))
     };
+    let mut task_deaths = endpoint.watch_task_deaths();
     start();
     loop {
         let request = tokio::select! {
             request = endpoint.next_request() => request,
+            _died = task_deaths.wait_for(Option::is_some) => break,
             () = wait_until_abandoned(endpoint) => return,
         };
         match request {
@@ -124,8 +134,11 @@ async fn run_endpoint<E: Executor>(endpoint: &WorkerEndpoint, executor: Arc<E>) 
         }
     }
     endpoint.remove_agent().await;
-    endpoint.send(AgentUpdate::Gone(AgentExitReason::Stopped)).await;
+    let task_death = task_deaths.borrow_and_update().clone();
+    let gone = task_death.map_or(AgentExitReason::Stopped, AgentExitReason::Failed);
+    endpoint.send(AgentUpdate::Gone(gone)).await;
     tokio::select! {
+        _died = task_deaths.changed() => endpoint.disconnect(),
         _acked = async { endpoint.watch_status().wait_for(|status| !status.has_unacked).await.is_ok() } => {}
         () = wait_until_abandoned(endpoint) => {}
     }

@@ -23,7 +23,8 @@ pub(super) struct EndpointOutbox {
     spool_bytes: u64,
     /// The spool holds updates that a power failure would lose.
     unsynced: bool,
-    /// The last append to the spool failed. Logged only when it changes.
+    /// The last append to the spool failed. Logged only when it changes, and tried again only by
+    /// [`EndpointOutbox::retry_spool`]: appending all that waits with every new update would take ever longer.
     failing: bool,
     /// The last number that was given out.
     last: UpdateNumber,
@@ -130,12 +131,29 @@ impl EndpointOutbox {
         Ok(Some((UpdateNumber(last_sent.0 + 1), lines)))
     }
 
-    /// Appends to the spool what is not in it yet.
+    /// Appends to the spool what is not in it yet. After a failure, everything waits in memory for
+    /// [`EndpointOutbox::retry_spool`].
     pub(super) fn flush_to_spool(&mut self) {
+        if !self.failing {
+            self.append_to_spool();
+        }
+        self.drop_recent();
+    }
+
+    /// Tries again to append what could not be appended before.
+    pub(super) fn retry_spool(&mut self) {
+        self.append_to_spool();
+        self.drop_recent();
+    }
+
+    fn append_to_spool(&mut self) {
+        if self.spooled == self.last {
+            // Nothing waits any more: the daemon has acknowledged it.
+            self.failing = false;
+            return;
+        }
         let first_unspooled = self.first_unspooled();
-        if let Some(spool) = &mut self.spool
-            && self.spooled < self.last
-        {
+        if let Some(spool) = &mut self.spool {
             let lines = &self.recent.make_contiguous()[first_unspooled..];
             match spool.append(UpdateNumber(self.spooled.0 + 1), lines) {
                 Ok(()) => {
@@ -144,15 +162,14 @@ impl EndpointOutbox {
                     self.unsynced = true;
                     self.failing = false;
                 }
-                Err(error) if !self.failing => {
-                    tracing::error!(%error, "failed to append to the spool; updates wait in memory");
-                    self.failing = true;
+                Err(error) => {
+                    if !std::mem::replace(&mut self.failing, true) {
+                        tracing::error!(%error, "failed to append to the spool; updates wait in memory");
+                    }
                 }
-                Err(_) => {}
             }
             self.spool_bytes = spool.bytes();
         }
-        self.drop_recent();
     }
 
     /// Hands out the spool to be synced on another thread, if there is something to sync. New updates wait in memory
@@ -361,10 +378,29 @@ mod tests {
         assert_eq!(drain_batches(&mut outbox, 1000), (1..=10).collect::<Vec<_>>());
         outbox.ack(UpdateNumber(8));
         spool.full.store(false, Ordering::Relaxed);
-        outbox.flush_to_spool();
+        push_lines(&mut outbox, 1);
+        assert!(outbox.is_failing(), "not tried again with each update");
+        outbox.retry_spool();
         assert!(!outbox.is_failing());
         let kept = spool.inspect(|spool| spool.read(UpdateNumber(0), usize::MAX)).unwrap();
-        assert_eq!(kept, [(UpdateNumber(9), line(9)), (UpdateNumber(10), line(10))]);
+        assert_eq!(kept, [9, 10, 11].map(|number| (UpdateNumber(number), line(number))));
+    }
+
+    #[test]
+    fn a_spool_that_failed_is_used_again_once_nothing_waits_for_it() {
+        let spool = InspectableSpool::default();
+        let mut outbox = outbox_over(&spool);
+        outbox.set_last_sent(Some(UpdateNumber(0)));
+        spool.full.store(true, Ordering::Relaxed);
+        push_lines(&mut outbox, 3);
+        assert!(outbox.is_failing());
+        assert_eq!(drain_batches(&mut outbox, 1000), [1, 2, 3]);
+        outbox.ack(UpdateNumber(3));
+        outbox.retry_spool();
+        assert!(!outbox.is_failing());
+        spool.full.store(false, Ordering::Relaxed);
+        push_lines(&mut outbox, 1);
+        assert!(spool.bytes() > 0);
     }
 
     #[derive(Debug, Clone)]
@@ -375,6 +411,7 @@ mod tests {
         Detach,
         SendAll,
         Fill(bool),
+        Retry,
         Sync,
     }
 
@@ -386,6 +423,7 @@ mod tests {
             1 => Just(OutboxOperation::Detach),
             3 => Just(OutboxOperation::SendAll),
             1 => any::<bool>().prop_map(OutboxOperation::Fill),
+            1 => Just(OutboxOperation::Retry),
             1 => Just(OutboxOperation::Sync),
         ]
     }
@@ -427,6 +465,7 @@ mod tests {
                             prop_assert!(numbers.is_empty());
                         }
                     }
+                    OutboxOperation::Retry => outbox.retry_spool(),
                     OutboxOperation::Fill(full) => spool.full.store(full, Ordering::Relaxed),
                     OutboxOperation::Sync => match syncing_spool.take() {
                         Some(spool) => outbox.return_spool(spool, true),

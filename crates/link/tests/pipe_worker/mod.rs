@@ -6,11 +6,12 @@
 use std::fmt::Display;
 use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use qd_link::socket::{ByteStream, IncomingFrame, Socket, SocketError};
 use qd_link::{
-    AgentLink, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, WorkerConnector, WorkerEndpoint,
-    WorkerEndpointOptions, WorkerUnreachable, read_hello, receive_agent_start,
+    AgentLink, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, WorkerConnector, WorkerEnding,
+    WorkerEndpoint, WorkerEndpointOptions, WorkerUnreachable, read_hello, receive_agent_start,
 };
 use qd_protocol::frame::v1::{self, DaemonHello, DaemonLinkFrame, ProtocolVersions, WorkerLinkFrame};
 use qd_protocol::limits::SPOOL_MAX;
@@ -22,6 +23,10 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
+/// How long a worker is tried before it is given up.
+pub(crate) const REACH_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long one attempt waits for a machine that is away.
+const AWAY_WAIT: Duration = Duration::from_secs(10);
 /// What a pipe holds. Small, so that it fills quickly.
 const PIPE: usize = 16 << 10;
 
@@ -29,6 +34,7 @@ const PIPE: usize = 16 << 10;
 pub(crate) enum WorkerReachability {
     Open,
     Later,
+    Away,
     Dead,
 }
 
@@ -46,6 +52,10 @@ struct PipeWorkerState {
     reachability: WorkerReachability,
     dials: usize,
     undelivered: Vec<AgentUpdate>,
+    /// Whether the link has ended the worker.
+    ended: bool,
+    /// What ending the worker returns; by default, whether it was dead.
+    ending: Option<WorkerEnding>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -63,6 +73,8 @@ impl PipeWorker {
             reachability: WorkerReachability::Open,
             dials: 0,
             undelivered: Vec::new(),
+            ended: false,
+            ending: None,
             tasks: Vec::new(),
         };
         Self(Arc::new(PipeWorkerShared {
@@ -86,6 +98,16 @@ impl PipeWorker {
     /// Sets the updates that the worker leaves in its spool, numbered from 1.
     pub(crate) fn leave(&self, updates: impl IntoIterator<Item = AgentUpdate>) {
         self.lock().undelivered = updates.into_iter().collect();
+    }
+
+    /// Whether the link has ended the worker.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.lock().ended
+    }
+
+    /// Sets what becomes of the worker when it is ended.
+    pub(crate) fn set_ending(&self, ending: WorkerEnding) {
+        self.lock().ending = Some(ending);
     }
 
     /// How many times a connection was attempted.
@@ -138,9 +160,21 @@ impl WorkerConnector for PipeWorker {
             WorkerReachability::Open => {
                 Ok(Socket::from_upgraded(Box::new(self.connect()) as Box<dyn ByteStream>, Role::Client).await)
             }
-            WorkerReachability::Later => Err(WorkerUnreachable::RetryLater),
+            WorkerReachability::Later => Err(WorkerUnreachable::RetryLater("nobody answers".to_owned())),
+            WorkerReachability::Away => {
+                tokio::time::sleep(AWAY_WAIT).await;
+                Err(WorkerUnreachable::MachineAway)
+            }
             WorkerReachability::Dead => Err(WorkerUnreachable::Dead),
         }
+    }
+
+    async fn end_worker(&mut self) -> WorkerEnding {
+        let mut state = self.lock();
+        let was_dead = state.reachability == WorkerReachability::Dead;
+        state.ended = true;
+        state.tasks.drain(..).for_each(|task| task.abort());
+        state.ending.clone().unwrap_or(if was_dead { WorkerEnding::NotFound } else { WorkerEnding::Ended })
     }
 
     async fn read_undelivered(&mut self, after: UpdateNumber) -> Vec<NumberedUpdate> {
@@ -298,6 +332,7 @@ pub(crate) fn link_options() -> LinkOptions {
         worker: WorkerId::from_random(&[2; 8]),
         secret: secret(),
         journalled: UpdateNumber(0),
+        reach_timeout: REACH_TIMEOUT,
         software: "test".to_owned(),
         start: None,
     }

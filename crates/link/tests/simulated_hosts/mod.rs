@@ -201,6 +201,8 @@ impl SimulatedHosts {
             worker: worker_id(),
             secret: secret(),
             journalled: UpdateNumber(self.lock().journal.journalled),
+            // Longer than any simulated break.
+            reach_timeout: Duration::from_secs(24 * 3600),
             software: String::new(),
             start: None,
         };
@@ -280,7 +282,8 @@ impl WorkerConnector for SimulatedHosts {
             Ok(Ok(stream)) => {
                 Ok(Socket::from_upgraded(Box::new(stream) as Box<dyn ByteStream>, Role::Client).await)
             }
-            Ok(Err(_)) | Err(_) => Err(WorkerUnreachable::RetryLater),
+            Ok(Err(error)) => Err(WorkerUnreachable::RetryLater(error.to_string())),
+            Err(elapsed) => Err(WorkerUnreachable::RetryLater(elapsed.to_string())),
         }
     }
 

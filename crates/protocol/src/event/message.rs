@@ -167,11 +167,13 @@ pub struct TokenUsage {
     pub cost_usd: f64,
 }
 
+/// Every sum of usage goes through here. It stops at the highest number instead of overflowing: JSON has no infinity.
 impl std::ops::AddAssign for TokenUsage {
     fn add_assign(&mut self, more: Self) {
         self.input_tokens = self.input_tokens.saturating_add(more.input_tokens);
         self.output_tokens = self.output_tokens.saturating_add(more.output_tokens);
-        self.cost_usd += more.cost_usd;
+        let cost = self.cost_usd + more.cost_usd;
+        self.cost_usd = if cost.is_finite() { cost } else { f64::MAX };
     }
 }
 

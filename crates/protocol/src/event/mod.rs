@@ -29,7 +29,7 @@ pub use self::message::{
 pub use self::run::{
     ChildResult, FinishReason, ProcessCleanup, QueueReason, RunAccepted, RunCancelRequested, RunError,
     RunFinished, RunQueued, RunResumed, RunStopCause, RunSuspended, SteerAccepted, SteerMissed, SteerSent,
-    SteerTaken,
+    SteerTaken, SurvivingProcess,
 };
 pub use self::session::{
     FleetMembership, SessionCloseMode, SessionClosed, SessionCreated, SessionLimits, SessionUpdated,

@@ -174,13 +174,26 @@ impl RunError {
 }
 
 /// What happened to the processes that a run started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Processes)]
 pub struct ProcessCleanup {
     /// Processes that were killed.
     pub killed: u32,
     /// Processes that were still alive after they had been killed.
     pub survivors: u32,
+    /// The survivors by name, or as many of them as fit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub surviving: Vec<SurvivingProcess>,
+}
+
+/// A process that was still alive after it had been killed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct SurvivingProcess {
+    /// Absent if only the worker knows the process, and the worker did not report in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The name of the process, or which worker did not report.
+    pub name: String,
 }
 
 /// Data of `run.suspended`.

@@ -19,7 +19,10 @@ pub(crate) async fn turn(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTu
 
 async fn echo(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTurnEnd, LinkClosed> {
     let (wait, rest) = parse_sleep(prompt).unwrap_or((Duration::ZERO, prompt));
-    tokio::time::sleep(wait).await;
+    // Even a sleep of nothing goes through the timer, which ticks once a millisecond.
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+    }
     for word in split_words(rest) {
         turn.emit_text(word).await?;
     }

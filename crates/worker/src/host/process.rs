@@ -20,6 +20,7 @@ use tokio_tungstenite::tungstenite::http::header::SEC_WEBSOCKET_PROTOCOL;
 use super::{WorkerHost, WorkerHostOptions};
 use crate::agent_kind::AgentKind;
 use crate::announcement::{WorkerAnnounceError, WorkerAnnouncement};
+use crate::process_log;
 
 /// How long the daemon may take to send the specification.
 const SPEC_WAIT: Duration = Duration::from_secs(10);
@@ -54,14 +55,11 @@ pub fn main() -> ExitCode {
     // The worker outlives the daemon, whose listeners and client connections must not stay open in it.
     let closed = process_setup::close_inherited_descriptors();
     // The daemon has redirected stderr to a file; a healthy worker writes nothing to it.
-    let log = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_max_level(tracing::Level::WARN)
-        .finish();
+    let log = process_log::log_to(std::io::stderr).with_max_level(tracing::Level::WARN).finish();
     // A subscriber is set already only where a test wants to see our log.
     let _ours = tracing::subscriber::set_global_default(log);
-    match closed.map_err(WorkerProcessError::from).and_then(|()| run()) {
+    let prepared = closed.and_then(|()| process_setup::survive_file_size_limit());
+    match prepared.map_err(WorkerProcessError::from).and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -155,7 +153,7 @@ async fn accept_connections(host: &WorkerHost, listener: &UnixListener) {
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => { connections.spawn(serve_connection(host.clone(), stream)); }
                 Err(error) => {
-                                        tracing::warn!(%error, "failed to accept a connection");
+                    tracing::warn!(%error, "failed to accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },

@@ -8,14 +8,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_keeper::{KeeperHandle, end_orphans};
+use qd_keeper::{KeeperHandle, SweepResult, end_orphans};
 use qd_link::{
     FileSpool, LifecycleRequest, NumberedUpdate, WorkerEndpoint, WorkerEndpointStatus, host_agent_with_filter,
 };
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
-use qd_protocol::link::{AgentExitReason, AgentUpdate};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome};
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerHostState;
 use crate::agent::{AgentContext, AgentControl, run_agent};
 use crate::agent_kind::{AgentKind, own_program};
-use crate::agent_processes::{AgentProcesses, KeeperLostError};
+use crate::agent_processes::{AgentProcesses, KeeperLostError, process_cleanup};
 use crate::redact::{Redactor, SecretMatcher};
 use crate::terminal_window::TerminalWindow;
 
@@ -34,6 +34,8 @@ const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// How long an attached daemon has to acknowledge the last updates of a worker that exits.
 const LAST_ACK_WAIT: Duration = Duration::from_secs(2);
+/// How long a daemon has to acknowledge the last updates of a worker that has lost a task. Then the worker exits.
+const DEAD_TASK_ACK_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two checks of the spool for the agent's last update.
 const SPOOL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -61,6 +63,8 @@ enum SessionHostExit {
     Abandoned,
     /// The keeper has died, so nobody knows any more which processes the agent started.
     KeeperLost,
+    /// A task of the endpoint has died, so the agent's updates no longer reach the daemon.
+    TaskDied,
 }
 
 impl From<KeeperLostError> for SessionHostExit {
@@ -113,7 +117,12 @@ impl SessionHost {
         let acknowledged = match exit {
             SessionHostExit::Abandoned => false,
             SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::KeeperLost => {
-                wait_for_last_ack(&host, endpoint.watch_status(), &shutdown).await
+                wait_for_last_ack(&host, &endpoint, &shutdown).await
+            }
+            // Nobody knows what still works of this endpoint. Its end must come, one way or the other.
+            SessionHostExit::TaskDied => {
+                let last_ack = wait_for_last_ack(&host, &endpoint, &shutdown);
+                tokio::time::timeout(DEAD_TASK_ACK_WAIT, last_ack).await.unwrap_or(false)
             }
         };
         let unwanted = shutdown.is_cancelled() && !host.stopping.is_cancelled();
@@ -177,6 +186,7 @@ impl SessionHost {
     /// Handles lifecycle requests until the agent has exited or the session has to end.
     async fn serve_endpoint(&mut self) -> SessionHostExit {
         let mut state = self.endpoint.watch_status();
+        let mut task_deaths = self.endpoint.watch_task_deaths();
         let host = Arc::clone(&self.host);
         let mut abandoned = pin!(wait_until_abandoned(&host, state.clone()));
         loop {
@@ -189,6 +199,7 @@ impl SessionHost {
                 () = wait_for_keeper_loss(self.agent_processes.as_ref()) => Err(SessionHostExit::KeeperLost),
                 () = self.control.keeper_lost() => Err(SessionHostExit::KeeperLost),
                 () = &mut abandoned => Err(SessionHostExit::Abandoned),
+                () = wait_for_task_death(&mut task_deaths) => Err(SessionHostExit::TaskDied),
                 changed = state.changed() => changed.map_err(|_| SessionHostExit::Stopped),
             };
             if let Err(exit) = handled {
@@ -247,57 +258,84 @@ impl SessionHost {
     /// Ends the agent and its processes, and reports `Gone` unless that was reported before.
     async fn end_session(mut self, exit: SessionHostExit) {
         self.endpoint.remove_agent().await;
-        let swept = match self.agent_processes.take() {
+        let lost = match self.agent_processes.take() {
             Some(processes) => self.end_agent_processes(processes, exit).await,
-            None => Ok(()),
+            None => None,
         };
         if exit == SessionHostExit::AgentGone {
             return;
         }
-        let gone = match swept {
-            Ok(()) => AgentExitReason::Stopped,
-            Err(gone) => AgentExitReason::Failed(gone.into()),
+        let task_death = self.endpoint.watch_task_deaths().borrow().clone();
+        let gone = match (lost, task_death) {
+            (_, Some(error)) => AgentExitReason::Failed(error),
+            (None, None) => AgentExitReason::Stopped,
+            (Some(swept), None) => self.report_lost_keeper(swept).await,
         };
         self.endpoint.send(AgentUpdate::Gone(gone)).await;
     }
 
-    /// Ends the agent's processes through the keeper, or directly if the keeper is lost.
+    /// Why the agent is gone if its keeper was lost. If processes of a turn survived, its end is reported apart, because
+    /// `Gone` could not name them; the error then belongs to that turn alone.
+    async fn report_lost_keeper(&self, swept: SweepResult) -> AgentExitReason {
+        let error = RunError::from(KeeperLostError);
+        let run = self.endpoint.watch_status().borrow().run.clone();
+        match run {
+            Some(run) if !swept.survivors.is_empty() => {
+                let outcome = TurnOutcome {
+                    processes: process_cleanup(swept),
+                    agent_ends: true,
+                    ..TurnOutcome::failed(error)
+                };
+                self.endpoint.send(AgentUpdate::TurnEnded { run, outcome }).await;
+                AgentExitReason::Lost
+            }
+            _ => AgentExitReason::Failed(error),
+        }
+    }
+
+    /// Ends the agent's processes through the keeper. If the keeper is lost, ends them directly and returns the result.
     async fn end_agent_processes(
         &self,
         processes: Arc<AgentProcesses>,
         exit: SessionHostExit,
-    ) -> Result<(), KeeperLostError> {
+    ) -> Option<SweepResult> {
         let keeper = processes.keeper();
         let swept = match exit {
-            SessionHostExit::AgentGone | SessionHostExit::Stopped | SessionHostExit::Abandoned => {
-                processes.sweep_all(CLOSE_GRACE).await
-            }
+            SessionHostExit::AgentGone
+            | SessionHostExit::Stopped
+            | SessionHostExit::Abandoned
+            | SessionHostExit::TaskDied => processes.sweep_all(CLOSE_GRACE).await,
             SessionHostExit::KeeperLost => Err(KeeperLostError),
         };
         let mut keepers = self.host.keepers.lock().await;
+        let mut lost = None;
         if swept.is_err() {
             // The kernel hands the keeper's children to us only once the keeper is dead.
             keeper.wait_until_lost().await;
             let others: Vec<u32> = keepers.iter().copied().filter(|other| *other != keeper.pid()).collect();
-            end_orphans(&others, CLOSE_GRACE).await;
+            lost = Some(end_orphans(&others, CLOSE_GRACE).await);
         }
         keepers.remove(&keeper.pid());
-        swept
+        lost
     }
 }
 
 /// Waits until the daemon has acknowledged everything. Returns false if waiting any longer makes no sense.
 async fn wait_for_last_ack(
     host: &WorkerHostState,
-    mut state: watch::Receiver<WorkerEndpointStatus>,
+    endpoint: &WorkerEndpoint,
     shutdown: &CancellationToken,
 ) -> bool {
+    let mut state = endpoint.watch_status();
     let status = state.clone();
+    let mut task_deaths = endpoint.watch_task_deaths();
     tokio::select! {
         biased;
         acknowledged = state.wait_for(|state| !state.has_unacked) => acknowledged.is_ok(),
         () = wait_until_abandoned(host, status.clone()) => false,
         () = wait_for_last_detach(shutdown, status) => false,
+        // Another one: the endpoint cannot even send its last updates. They may be in the spool.
+        _died = task_deaths.changed() => false,
     }
 }
 
@@ -344,6 +382,11 @@ async fn wait_for_last_detach(
 ) {
     shutdown.cancelled().await;
     let _detached = tokio::time::timeout(LAST_ACK_WAIT, state.wait_for(|state| !state.attached)).await;
+}
+
+async fn wait_for_task_death(deaths: &mut watch::Receiver<Option<RunError>>) {
+    // Fails only if the endpoint is gone, and its tasks with it.
+    let _died = deaths.wait_for(Option::is_some).await;
 }
 
 async fn wait_for_keeper_loss(processes: Option<&Arc<AgentProcesses>>) {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::path::Path;
+use std::time::Duration;
 
 use agent_client_protocol::Error;
 use agent_client_protocol::v1::schema::StopReason;
@@ -136,6 +137,8 @@ async fn run_step(
             }
         }
         ScriptStep::Think(text) => turn.think(&text).await?,
+        // Even a sleep of nothing goes through the timer, which ticks once a millisecond.
+        ScriptStep::Sleep(Duration::ZERO) => {}
         ScriptStep::Sleep(time) => tokio::time::sleep(time).await,
         ScriptStep::Tool(tool) => turn.use_tool(call_id, tool).await?,
         ScriptStep::Ask(ask) => return say_decision(turn, turn.ask(call_id, ask).await?).await,

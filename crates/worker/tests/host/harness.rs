@@ -65,8 +65,18 @@ pub(crate) fn secret() -> Secret {
 impl WorkerUnderTest {
     /// Starts a worker with this specification.
     pub(crate) async fn start(home: TempDir, spec: &WorkerHostSpec) -> Self {
+        Self::start_with_env(home, spec, []).await
+    }
+
+    /// The same, with more variables in its environment.
+    pub(crate) async fn start_with_env<const N: usize>(
+        home: TempDir,
+        spec: &WorkerHostSpec,
+        env: [(&str, &str); N],
+    ) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_worker-under-test"))
             .arg("__worker")
+            .envs(env)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .kill_on_drop(true)
@@ -132,6 +142,7 @@ impl WorkerUnderTest {
             worker: spec.worker.clone(),
             secret: secret(),
             journalled: UpdateNumber(journalled),
+            reach_timeout: Duration::from_secs(60),
             software: "test".to_owned(),
             start,
         };
@@ -206,7 +217,9 @@ impl WorkerConnector for TestWorkerRoute {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
         let stream = match record::connect_to_worker(&self.dir, &self.id).await {
             Ok(stream) => stream,
-            Err(_) if is_worker_alive(&self.dir, &self.id) => return Err(WorkerUnreachable::RetryLater),
+            Err(error) if is_worker_alive(&self.dir, &self.id) => {
+                return Err(WorkerUnreachable::RetryLater(error.to_string()));
+            }
             Err(_) => return Err(WorkerUnreachable::Dead),
         };
         let upgrade = ClientUpgrade {
@@ -218,7 +231,8 @@ impl WorkerConnector for TestWorkerRoute {
         let stream: Box<dyn ByteStream> = Box::new(stream);
         match Socket::connect(stream, &upgrade).await {
             Ok((socket, true)) => Ok(socket),
-            _ => Err(WorkerUnreachable::RetryLater),
+            Ok((_, false)) => Err(WorkerUnreachable::RetryLater("another protocol".to_owned())),
+            Err(error) => Err(WorkerUnreachable::RetryLater(error.to_string())),
         }
     }
 

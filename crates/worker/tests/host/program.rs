@@ -9,12 +9,37 @@ use qd_link::{ServeMode, WorkerServer};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["__worker", ..] => qd_worker::host::main(),
+        ["__worker", ..] => {
+            if let Ok(text) = std::env::var("QD_TEST_PANIC_ON_LOG") {
+                panic_on_log(text);
+            }
+            qd_worker::host::main()
+        }
         ["__keeper", ..] => qd_keeper::keeper_process::main(),
         ["__script", ..] => qd_worker::script::main(),
         [qd_worker::tty::TTY_COMMAND, ..] => qd_worker::tty::main(),
         ["serve", agent] => serve(agent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),
         _ => ExitCode::FAILURE,
+    }
+}
+
+/// Makes the task that logs this text panic. The worker uses the log that it finds.
+fn panic_on_log(text: String) {
+    let log = tracing_subscriber::fmt().with_writer(move || PanickingLog(text.clone())).finish();
+    tracing::subscriber::set_global_default(log).expect("nothing has set a log yet");
+}
+
+/// See [`panic_on_log`].
+struct PanickingLog(String);
+
+impl Write for PanickingLog {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        assert!(!String::from_utf8_lossy(line).contains(&self.0), "a log line that panics");
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -115,6 +115,63 @@ async fn what_a_turn_left_on_purpose_outlives_the_agents_rest_and_dies_with_the_
 }
 
 #[tokio::test]
+async fn a_cancel_that_comes_after_the_end_of_its_turn_ends_what_the_turn_left() {
+    let (worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    let alive = || procfs::find_marked(&spec.mark).into_iter().map(|process| process.pid).collect::<Vec<_>>();
+    daemon.prompt("kept", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
+    let kept = daemon.wait_for_end("kept").await;
+    assert!(kept.outcome.leaves_processes);
+    let kept: u32 = kept.text.trim().strip_prefix("pid ").unwrap().parse().unwrap();
+
+    daemon.prompt("plain", r#"[{"say":"nothing is left"}]"#);
+    assert!(!daemon.wait_for_end("plain").await.outcome.leaves_processes);
+    let before = alive();
+
+    for (round, is_killed) in [(0, false), (1, false), (2, true)] {
+        let name = format!("left-{round}");
+        daemon.prompt(&name, &format!("[{STUBBORN},{STUBBORN}]"));
+        let ended = daemon.wait_for_end(&name).await.outcome;
+        assert!(ended.leaves_processes && alive().len() > before.len());
+        if round == 1 {
+            daemon = worker.attach_again(&spec, daemon);
+        }
+        match is_killed {
+            true => daemon.kill(&name),
+            false => daemon.cancel(&name),
+        }
+        let again = daemon.wait_for_end(&name).await.outcome;
+        assert_eq!((again.stop, again.leaves_processes, again.agent_ends), (ended.stop, false, false));
+        assert!(again.processes.killed >= 2 && again.processes.survivors == 0, "{again:?}");
+        assert_eq!(alive(), before, "and nothing that earlier turns left");
+    }
+    daemon.cancel("kept");
+    daemon.prompt("last", r#"[{"say":"fine"}]"#);
+    assert_eq!(daemon.wait_for_end("last").await.text, "fine");
+    assert!(alive().contains(&kept), "a turn that others have followed cannot be cancelled any more");
+}
+
+#[tokio::test]
+async fn a_late_cancel_ends_what_a_turn_left_even_if_its_agent_has_exited_since() {
+    let (worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    let alive = || procfs::find_marked(&spec.mark).into_iter().map(|process| process.pid).collect::<Vec<_>>();
+    daemon.prompt("a", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
+    let ended = daemon.wait_for_end("a").await;
+    let left: u32 = ended.text.trim().strip_prefix("pid ").unwrap().parse().unwrap();
+    kill(alive().into_iter().find(|pid| *pid != left).unwrap(), Signal::KILL);
+    daemon
+        .wait_for(|update| matches!(update, AgentUpdate::Turn { update: TurnUpdate::Notice { .. }, .. }))
+        .await;
+    daemon.cancel("a");
+    let again = daemon.wait_for_end("a").await.outcome;
+    assert_eq!((again.processes.killed, again.processes.survivors, again.leaves_processes), (1, 0, false));
+    assert_eq!(alive(), [0; 0]);
+    daemon.prompt("b", r#"[{"say":"awake"}]"#);
+    assert_eq!(daemon.wait_for_end("b").await.text, "awake");
+}
+
+#[tokio::test]
 async fn what_an_earlier_turn_left_outlives_a_killed_turn_a_crash_and_an_agent_that_dies_idle() {
     let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");

@@ -3,9 +3,10 @@
 
 use qd_keeper::{Signal, procfs};
 use qd_link::record::{is_worker_alive, read_records};
-use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnUpdate};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnStopReason, TurnUpdate};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::harness::{WorkerUnderTest, agent_spec, eventually, kill, wait_until_all_exited};
+use crate::harness::{WorkerUnderTest, agent_spec, eventually, host_spec, kill, wait_until_all_exited};
 
 /// Leaves a process behind, then sends text, then waits.
 const BUSY: &str = r#"[{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true}},{"say":" begun"},{"sleep_ms":600000}]"#;
@@ -133,4 +134,47 @@ async fn processes_left_by_a_killed_worker_and_keeper_are_found_by_their_mark() 
         tokio::task::spawn_blocking(move || procfs::end_marked(&mark, std::time::Duration::from_millis(50)));
     assert!(ended.await.unwrap().survivors.is_empty());
     assert!(procfs::find_marked(&spec.mark).is_empty());
+}
+
+/// Makes every write of the worker to a file fail, or lets it write again.
+fn limit_file_size(worker: &WorkerUnderTest, bytes: Option<u64>) {
+    let pid = Pid::from_raw(i32::try_from(worker.pid()).unwrap());
+    prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+#[tokio::test]
+async fn a_task_of_a_worker_that_panics_ends_the_session_the_agent_and_the_worker() {
+    let home = tempfile::tempdir().unwrap();
+    let spec = agent_spec(&home, "script", "one");
+    let host = host_spec(&home, "wrk_one", vec![spec.clone()]);
+    // The task that forwards the agent's output logs that the spool cannot be written, and panics while it does so.
+    let env = [("QD_TEST_PANIC_ON_LOG", "failed to append to the spool")];
+    let mut worker = WorkerUnderTest::start_with_env(home, &host, env).await;
+    let mut daemon = worker.attach(&spec, 0, None);
+    daemon.wait_for(|update| matches!(update, AgentUpdate::Ready { .. })).await;
+    limit_file_size(&worker, Some(0));
+    daemon.prompt("a", r#"[{"say":"begun","times":1000000,"every_ms":5}]"#);
+    let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("not a failure") };
+    assert_eq!(error.code, "worker_panicked");
+    assert!(error.message.contains("agent output"), "{}", error.message);
+    assert!(worker.wait_for_exit().await.success());
+    assert!(procfs::find_marked(&spec.mark).is_empty());
+}
+
+#[tokio::test]
+async fn what_a_worker_cannot_spool_waits_in_memory_and_arrives_once() {
+    const PIECES: usize = 1200;
+    let (worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    limit_file_size(&worker, Some(0));
+    // More than may wait in memory, so that the agent has to wait.
+    let piece = "x".repeat(16 << 10);
+    daemon.prompt("a", &format!(r#"[{{"say":"{piece}","times":{PIECES}}}]"#));
+    let mut length = daemon.wait_for_text("x").await.len();
+    // The next daemon finds the worker as the last one left it.
+    let mut daemon = worker.attach_again(&spec, daemon);
+    limit_file_size(&worker, None);
+    let ended = daemon.wait_for_end("a").await;
+    length += ended.text.len();
+    assert_eq!((ended.outcome.stop, length), (TurnStopReason::EndTurn, PIECES * piece.len()));
 }

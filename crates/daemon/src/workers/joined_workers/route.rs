@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use qd_link::socket::{ByteStream, Role, Socket};
-use qd_link::{NumberedUpdate, WorkerConnector, WorkerUnreachable};
+use qd_link::{NumberedUpdate, WorkerConnector, WorkerEnding, WorkerUnreachable};
 use qd_protocol::event::RunError;
 use qd_protocol::frame::join::{DaemonJoinFrame, SessionWorker};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
@@ -66,7 +66,7 @@ impl WorkerConnector for JoinedWorkerConnector {
                 DialAttempt::HostAway => {
                     let wait_until = until.min(self.joined.lease_deadline(&self.worker, self.started));
                     if timeout_at(wait_until, changed.changed()).await.is_err() && wait_until == until {
-                        return Err(WorkerUnreachable::RetryLater);
+                        return Err(WorkerUnreachable::MachineAway);
                     }
                 }
                 DialAttempt::Requested(dialled, disconnect) => match timeout_at(until, dialled).await {
@@ -80,10 +80,20 @@ impl WorkerConnector for JoinedWorkerConnector {
                     }
                     // The process has disconnected, or has refused.
                     Ok(Err(_)) => {}
-                    Err(_) => return Err(WorkerUnreachable::RetryLater),
+                    Err(_) => {
+                        let reason =
+                            format!("its machine opened no connection within {} s", DIAL_TIMEOUT.as_secs());
+                        return Err(WorkerUnreachable::RetryLater(reason));
+                    }
                 },
             }
         }
+    }
+
+    /// The other machine ends the worker. If it is away, it is told when it comes back.
+    async fn end_worker(&mut self) -> WorkerEnding {
+        self.joined.abandon(&self.worker.worker);
+        WorkerEnding::Requested
     }
 
     /// The spool is on the other machine and cannot be read. If the worker never started, the reason is known here

@@ -1,6 +1,7 @@
 //! Which process is chosen, which messages are believed and for how long, without a connection: the tests read frames
 //! from each process's outbox.
 
+use qd_link::{WorkerConnector, WorkerEnding, WorkerUnreachable};
 use qd_protocol::frame::v1::ProtocolVersions;
 
 use super::control::JoinedConnection;
@@ -176,6 +177,24 @@ async fn a_session_that_nobody_fits_waits_for_one_lease_and_is_told_why() {
     tokio::time::advance(LEASE).await;
     assert!(matches!(fixture.joined.request_dial(&worker, Some(&spec), began), DialAttempt::Impossible));
     assert_eq!(fixture.joined.failure_reason(&worker).unwrap().code, "worker_away");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_machine_that_is_there_and_does_not_dial_counts_as_out_of_reach() {
+    let fixture = JoinedWorkersFixture::new();
+    let mut joined = fixture.join("host-1", &["a"], Vec::new());
+    let (worker, spec) = fixture.add_placement(1, "a");
+    let mut connector =
+        JoinedWorkerConnector::new(Arc::clone(&fixture.joined), worker.clone(), Some(Box::new(spec)));
+    assert!(matches!(connector.dial().await, Err(WorkerUnreachable::RetryLater(_))));
+    assert!(matches!(joined.frames.recv().await, Some(DaemonJoinFrame::Open { .. })));
+    fixture.joined.release_connection(&joined);
+    assert!(matches!(connector.dial().await, Err(WorkerUnreachable::MachineAway)));
+    let mut joined = fixture.join("host-1", &["a"], vec![worker.clone()]);
+    assert_eq!(connector.end_worker().await, WorkerEnding::Requested);
+    assert_eq!(joined.frames.recv().await, Some(DaemonJoinFrame::Close(worker.clone())));
+    assert!(matches!(connector.dial().await, Err(WorkerUnreachable::Dead)));
+    assert!(fixture.joined.check_expected(&worker, &fixture.token).is_err(), "it may not dial any more");
 }
 
 #[tokio::test]
