@@ -9,7 +9,7 @@ use qd_core::session::SessionCommand;
 use qd_journal::{AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, SessionFilter};
 use qd_protocol::api::{HaltRequest, HaltStatus};
 use qd_protocol::event::{EmptyEventData, EventBody, HaltSet};
-use qd_protocol::{ApiError, Millis};
+use qd_protocol::{ApiError, ErrorCode, Millis};
 
 use crate::actor::{ActorMessage, IdempotencyKey, encode_failed};
 use crate::daemon::{Daemon, SessionAddress, append_failed, read_failed};
@@ -93,13 +93,23 @@ impl Daemon {
         operation: impl Fn(Arc<Self>, Arc<SessionAddress>) -> F,
     ) -> Result<(), ApiError> {
         let live = SessionFilter { live_only: true, ..SessionFilter::default() };
+        let mut outcome = Ok(());
         for row in self.journal.sessions(live, None, usize::MAX).await.map_err(read_failed)? {
-            match self.session_address(&row) {
-                Ok(session) => operation(Arc::clone(self), session).await?,
-                Err(error) => tracing::warn!(session = %row.id, %error, "a live session has no workspace"),
+            let done = match self.session_address(&row) {
+                Ok(session) => operation(Arc::clone(self), session).await,
+                Err(error) => {
+                    tracing::warn!(session = %row.id, %error, "a live session has no workspace");
+                    Ok(())
+                }
+            };
+            match done {
+                // It was purged meanwhile, so nothing of it runs.
+                Err(error) if error.code == ErrorCode::NotFound => {}
+                // One session that cannot be reached must not keep the others from it.
+                done => outcome = outcome.and(done),
             }
         }
-        Ok(())
+        outcome
     }
 
     async fn append_halt(

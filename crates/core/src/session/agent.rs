@@ -54,7 +54,7 @@ impl SessionStepBuilder<'_> {
             }
             AgentUpdate::SteerMissed { steer } => {
                 if let Some((run, steer)) = self.find_sent_steer(steer) {
-                    self.requeue_missed_steer(&run, steer);
+                    self.settle_missed_steer(&run, steer, self.is_being_cancelled());
                 }
             }
             AgentUpdate::TurnEnded { run, outcome } => self.handle_turn_end(&run, outcome),
@@ -68,6 +68,12 @@ impl SessionStepBuilder<'_> {
         let (run, _) = self.active_run()?;
         let steer = run.steers.iter().find(|steer| steer.sent == Some(sent))?;
         Some((run.id.clone(), steer.accepted))
+    }
+
+    /// The active run was cancelled, and its turn has not stopped yet.
+    fn is_being_cancelled(&self) -> bool {
+        let stop = self.active_run().and_then(|(_, started)| started.stop);
+        stop.is_some_and(|stop| stop.by.finish_reason() == FinishReason::Cancelled)
     }
 
     fn is_active(&self, run: &RunId) -> bool {

@@ -48,7 +48,7 @@ impl SessionStepBuilder<'_> {
         };
         let by = if reason == FinishReason::Cancelled { ResolvedBy::Cancel } else { ResolvedBy::End };
         self.withdraw_asks(id, by);
-        self.requeue_missed_steers(id, reason == FinishReason::Cancelled);
+        self.settle_missed_steers(id, reason == FinishReason::Cancelled);
         if let Some(error) = &error {
             self.emit(Some(id.clone()), EventBody::ErrorRaised(error.clone()));
         }
@@ -93,30 +93,34 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// Settles the steers that the turn did not take. Each runs next, unless a later cancel included it.
-    pub(super) fn requeue_missed_steers(&mut self, id: &RunId, cancelled: bool) {
+    /// Settles all steers that the turn did not take. `cancelled` says whether the run ends because of a cancel.
+    pub(super) fn settle_missed_steers(&mut self, id: &RunId, cancelled: bool) {
         let Some(run) = self.run(id) else { return };
-        let stop = run.execution.as_ref().and_then(|started| started.stop).map(|stop| stop.number);
-        let never_started = run.execution.is_none();
         let open: Vec<EventNumber> = run.steers.iter().map(|steer| steer.accepted).collect();
         for steer in open {
-            let was_cancelled = cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
-            match was_cancelled || self.closing.is_some() {
-                true => {
-                    let mail = self.mail_of_steer(id, steer);
-                    let missed = SteerMissed { steer, next_run_id: None };
-                    self.emit(Some(id.clone()), EventBody::SteerMissed(missed));
-                    if let Some(mail) = mail {
-                        self.return_mail(&mail, "the run that it was sent to was cancelled");
-                    }
-                }
-                false => self.requeue_missed_steer(id, steer),
-            }
+            self.settle_missed_steer(id, steer, cancelled);
+        }
+    }
+
+    /// Settles a steer that the turn did not take. It runs next, unless a later cancel included it.
+    pub(super) fn settle_missed_steer(&mut self, id: &RunId, steer: EventNumber, cancelled: bool) {
+        let Some(run) = self.run(id) else { return };
+        let stop = run.execution.as_ref().map(|started| started.stop.map(|stop| stop.number));
+        // A run that never started was cancelled with everything that it had.
+        let was_cancelled = cancelled && stop.is_none_or(|stop| stop.is_some_and(|stop| steer < stop));
+        if !was_cancelled && self.closing.is_none() {
+            return self.requeue_missed_steer(id, steer);
+        }
+        let mail = self.mail_of_steer(id, steer);
+        let missed = SteerMissed { steer, next_run_id: None };
+        self.emit(Some(id.clone()), EventBody::SteerMissed(missed));
+        if let Some(mail) = mail {
+            self.return_mail(&mail, "the run that it was sent to was cancelled");
         }
     }
 
     /// Turns a steer that the turn did not take into the next run.
-    pub(super) fn requeue_missed_steer(&mut self, id: &RunId, accepted: EventNumber) {
+    fn requeue_missed_steer(&mut self, id: &RunId, accepted: EventNumber) {
         let Some(steer) =
             self.run(id).and_then(|run| run.steers.iter().find(|steer| steer.accepted == accepted))
         else {

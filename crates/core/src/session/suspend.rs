@@ -32,7 +32,7 @@ impl SessionStepBuilder<'_> {
             return self.finish_run_with(run, RunEnding::failed(error));
         }
         self.withdraw_asks(run, ResolvedBy::End);
-        self.requeue_missed_steers(run, false);
+        self.settle_missed_steers(run, false);
         self.emit(Some(run.clone()), body);
         self.query_children();
     }
