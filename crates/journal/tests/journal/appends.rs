@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, mpsc};
 
 use qd_journal::faults::WriterStep;
-use qd_journal::{AppendError, AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, RunRow};
-use qd_protocol::{EventNumber, Millis, Seq};
+use qd_journal::{
+    AppendError, AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, RunRow, SessionKey,
+};
+use qd_protocol::{EventNumber, MachineUptime, Millis, Seq};
 use tokio::task::JoinSet;
 
 use crate::fixture::*;
@@ -23,6 +25,32 @@ async fn an_append_is_answered_with_its_place() {
     let rows = change(&fixture.journal, vec![RowChange::Session(session_row(1))]).await.unwrap();
     assert_eq!((rows.first, rows.last), (Seq(4), Seq(4)), "without events, both are the head");
     assert_eq!(fixture.journal.head(), Seq(4));
+}
+
+#[tokio::test]
+async fn an_event_keeps_the_uptime_that_it_was_appended_with_or_none() {
+    let fixture = JournalFixture::new();
+    let session = scope(1);
+    let mut watcher = fixture.journal.subscribe(everything(), None);
+    let uptimes = [
+        None,
+        Some(MachineUptime { boot: 0x0123_4567, awake_ms: 5, total_ms: 5 }),
+        Some(MachineUptime { boot: u32::MAX, awake_ms: 3_000_000_000, total_ms: 4_000_000_000 }),
+    ];
+    for (number, uptime) in (1..).zip(uptimes) {
+        let mut event = event(&session, number);
+        event.ts.uptime = uptime;
+        let events = vec![event];
+        fixture.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
+    }
+    let stored = fixture.journal.session_events(SessionKey(1), None, &[], EventNumber(0), 9).await.unwrap();
+    let read: Vec<_> = stored.events.iter().map(|event| event.ts.uptime).collect();
+    assert_eq!(read, uptimes);
+    let published = watcher.next().await.unwrap();
+    assert!(
+        !String::from_utf8_lossy(&published[0].json()).contains("uptime"),
+        "clients see the wall clock only"
+    );
 }
 
 /// The writer is stopped between its steps, so that what others see in between does not depend on timing.
