@@ -24,7 +24,7 @@ use qd_journal::SessionKey;
 use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
-use qd_protocol::{ApiError, EventBody, EventNumber, RunId};
+use qd_protocol::{ApiError, ErrorCode, EventBody, EventNumber, RunId};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -143,7 +143,10 @@ pub(crate) async fn run_actor(
             actor.run().await;
         }
         Err(error) => {
-            tracing::error!(session = %session.id, %error, "could not load the session from the journal");
+            // A message that was sent just before a purge finds no session, which is nothing to worry about.
+            if error.code != ErrorCode::NotFound {
+                tracing::error!(session = %session.id, %error, "could not load the session from the journal");
+            }
             fail_all_requests(&mailbox, error);
         }
     }
