@@ -6,10 +6,14 @@ use std::time::Duration;
 use crate::storm::record::StormReport;
 use crate::storm::{StormFaultLevel, StormFeatures, StormOptions, run_storm};
 
-/// What today's code stands. A switch that is off keeps out a bug that is known; whoever mends it turns it on.
+/// What today's code stands. Each switch that is off keeps out a bug that is known; whoever mends one turns it on.
 const SOUND: StormFeatures = StormFeatures {
     // A suspended run that is cancelled ends at once, and what its turns left running lives on.
     cancelled_processes: false,
+    // Once, three sessions waited for a slot for ever: probably one that was closed or purged still counted.
+    little_room: false,
+    // Once, a steer from before a cancel still ran after it.
+    cancelled_steers: false,
     ..StormFeatures::ALL
 };
 
