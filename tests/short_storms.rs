@@ -10,9 +10,9 @@ use crate::storm::{StormFaultLevel, StormFeatures, StormOptions, run_storm};
 const SOUND: StormFeatures = StormFeatures {
     // A suspended run that is cancelled ends at once, and what its turns left running lives on.
     cancelled_processes: false,
-    // Once, three sessions waited for a slot for ever: probably one that was closed or purged still counted.
+    // In one storm, three sessions waited for a slot for ever. The cause is not known.
     little_room: false,
-    // Once, a steer from before a cancel still ran after it.
+    // In one storm, a steer from before a cancel ran after it. The cause is not known.
     cancelled_steers: false,
     ..StormFeatures::ALL
 };

@@ -278,8 +278,8 @@ impl SessionStepBuilder<'_> {
     }
 }
 
-/// What no report can mean, if there is anything: a worker that lies or is broken must not spoil sums and budgets. JSON
-/// cannot represent NaN or infinity, and adding one to a sum would spoil the sum for good.
+/// Why a usage report is impossible, or `None` if it is plausible. Counting an impossible one would spoil sums and budgets
+/// for good: JSON cannot represent NaN or infinity.
 fn absurd_usage(usage: &TokenUsage) -> Option<String> {
     let TokenUsage { input_tokens, output_tokens, cost_usd } = *usage;
     for (tokens, kind) in [(input_tokens, "input"), (output_tokens, "output")] {
