@@ -377,6 +377,16 @@ async fn a_session_that_is_new_to_a_worker_is_started_on_the_connection_that_bri
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_session_that_is_closed_before_its_start_arrived_ends_at_once() {
+    let worker = PipeWorker::empty();
+    let mut link = AgentLink::open(LinkOptions { start: Some(spec()), ..link_options() }, worker.clone());
+    link.close();
+    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::Empty);
+    let ended = timeout(Duration::from_secs(1), link.next_event()).await;
+    assert_eq!(ended, Ok(LinkEvent::Gone(AgentExitReason::Stopped)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_worker_without_the_expected_agent_means_that_it_is_lost() {
     let worker = PipeWorker::empty();
     worker.leave([notice(1)]);

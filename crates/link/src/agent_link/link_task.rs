@@ -50,6 +50,8 @@ enum LinkEndReason {
     AgentLost,
     /// The worker is not known to be dead, but waiting any longer makes no sense, for this reason.
     WorkerGivenUp(String),
+    /// The session closed its agent before the worker had been told to start it.
+    ClosedBeforeStart,
     /// The session has closed the link.
     Detached,
 }
@@ -112,6 +114,7 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
                 "the files by which the worker is found were removed while it was running",
                 &ending,
             ),
+            LinkEndReason::ClosedBeforeStart => AgentExitReason::Stopped,
             LinkEndReason::WorkerDead | LinkEndReason::AgentLost | LinkEndReason::Detached => match ending {
                 WorkerEnding::Survived(_) => unreachable_worker("the worker is lost", &ending),
                 _ => AgentExitReason::Lost,
@@ -143,10 +146,12 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         };
         if let Some(mut connection) = connection {
             let (connected_at, received_before) = (Instant::now(), shared.lock().last_received());
-            let broken = self.exchange_frames(&mut connection).await;
-            let Err(broken) = broken else {
-                connection.close().await;
-                return Err(LinkEndReason::Detached);
+            let broken = match self.exchange_frames(&mut connection).await {
+                Ok(end) => {
+                    connection.close().await;
+                    return Err(end);
+                }
+                Err(broken) => broken,
             };
             tracing::debug!(session = %self.options.session, %broken, "lost the connection to a worker");
             shared.lock().on_disconnected();
@@ -262,19 +267,22 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
     }
 
     /// Exchanges frames until the connection breaks, or until the session has detached and everything queued is
-    /// written.
+    /// written, or has nothing to expect from this worker.
     async fn exchange_frames(
         &mut self,
         connection: &mut LinkConnection<Box<dyn ByteStream>>,
-    ) -> Result<(), SocketError> {
+    ) -> Result<LinkEndReason, SocketError> {
         let mut detaching = false;
         loop {
+            if self.shared.lock().outbox.is_closed_before_start() {
+                return Ok(LinkEndReason::ClosedBeforeStart);
+            }
             if !connection.is_writing() {
                 while let Some(frame) = self.shared.lock().next_frame() {
                     connection.queue_frame(&frame)?;
                 }
                 if detaching && !connection.is_writing() {
-                    return Ok(());
+                    return Ok(LinkEndReason::Detached);
                 }
             }
             let reading = self.shared.lock().has_room();

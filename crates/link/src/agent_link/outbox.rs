@@ -24,6 +24,8 @@ pub(super) struct AgentLinkOutbox {
     idle_stop_pending: bool,
     /// The agent is to be ended; set until it is.
     close_requested: bool,
+    /// The worker had nothing of the session when this connection was made.
+    worker_is_empty: bool,
     sent: SentOnConnection,
 }
 
@@ -57,6 +59,7 @@ impl AgentLinkOutbox {
             pending_start,
             idle_stop_pending: false,
             close_requested: false,
+            worker_is_empty: false,
             sent: SentOnConnection::default(),
         }
     }
@@ -92,9 +95,16 @@ impl AgentLinkOutbox {
         self.pending_start.is_some()
     }
 
+    /// Whether the agent was closed before the worker was told to start it. A worker without an agent waits for a start
+    /// and would not answer a close.
+    pub(super) fn is_closed_before_start(&self) -> bool {
+        self.close_requested && self.worker_is_empty && !self.sent.start
+    }
+
     /// A connection was made. The worker knows of the acknowledgement `acked` and reports this presence.
     pub(super) fn on_connected(&mut self, acked: UpdateNumber, presence: AgentPresence) {
         self.sent = SentOnConnection { acked, ..SentOnConnection::default() };
+        self.worker_is_empty = presence == AgentPresence::Empty;
         match presence {
             // While a stop is outstanding, the agent that is there is the old one and not the one to start.
             AgentPresence::Starting | AgentPresence::Ready { .. } if !self.idle_stop_pending => {
@@ -224,6 +234,21 @@ mod tests {
             assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Start(_)]));
             outbox.on_update(&AgentUpdate::Ready { agent_session_id: None, steers: true });
         }
+    }
+
+    #[test]
+    fn a_close_before_the_start_was_sent_finds_nothing_to_close() {
+        let mut outbox = AgentLinkOutbox::new(Some(spec()));
+        connect(&mut outbox, AgentPresence::Empty);
+        assert!(!outbox.is_closed_before_start());
+        outbox.request_close();
+        assert!(outbox.is_closed_before_start());
+        let mut outbox = AgentLinkOutbox::new(Some(spec()));
+        connect(&mut outbox, AgentPresence::Empty);
+        assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Start(_)]));
+        outbox.request_close();
+        assert!(!outbox.is_closed_before_start());
+        assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Close]));
     }
 
     #[test]
