@@ -31,6 +31,18 @@ fn a_steer_from_before_a_cancel_starts_nothing_even_if_the_agent_reports_it_as_m
 }
 
 #[test]
+fn a_second_cancel_includes_the_steers_that_came_after_the_first() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.cancel();
+    let between = steer(&mut harness, "right");
+    harness.cancel();
+    harness.receive(AgentUpdate::SteerMissed { steer: between });
+    harness.end("a", TurnStopReason::Cancelled);
+    assert!(!harness.state.is_busy(), "{:?}", harness.state.runs);
+}
+
+#[test]
 fn a_steer_from_after_a_cancel_runs_next() {
     let mut harness = SessionHarness::new();
     harness.prompt("a");

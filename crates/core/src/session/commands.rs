@@ -15,8 +15,8 @@ use qd_protocol::{AskId, EventNumber, FinishReason, LongText, MailId, MessageId,
 
 use super::step_builder::SessionStepBuilder;
 use super::{
-    AgentAvailability, AskEntry, CommandRefusal, CommandReply, PromptSubmission, SessionCommand,
-    SessionEffect, SettingsUpdate,
+    AgentAvailability, AskEntry, CommandRefusal, CommandReply, PromptSubmission, RunStopRequest,
+    SessionCommand, SessionEffect, SettingsUpdate,
 };
 
 impl SessionStepBuilder<'_> {
@@ -233,13 +233,17 @@ impl SessionStepBuilder<'_> {
     }
 
     /// Asks the agent to stop its turn. The stop is a latch: a repeat has no effect, except that a cancel after a
-    /// timeout makes the run end as cancelled. A suspended run has no turn to stop and ends at once.
+    /// timeout makes the run end as cancelled, and that a cancel includes every steer accepted before it. A suspended
+    /// run has no turn to stop and ends at once.
     pub(super) fn stop_active_run(&mut self, by: RunStopCause, reason: Option<String>) -> Option<RunId> {
-        let (run, started) = self.active_run()?;
-        let (run, stop, in_turn) = (run.id.clone(), started.stop, started.suspended.is_none());
+        let (active, started) = self.active_run()?;
+        let (run, stop, in_turn) = (active.id.clone(), started.stop, started.suspended.is_none());
         let cancels = |by: RunStopCause| by.finish_reason() == FinishReason::Cancelled;
+        // A repeated cancel also includes the steers that were accepted since the first.
+        let includes_steers =
+            |first: RunStopRequest| active.steers.iter().any(|steer| steer.accepted > first.number);
         match stop {
-            Some(first) if cancels(first.by) || !cancels(by) => {}
+            Some(first) if !cancels(by) || (cancels(first.by) && !includes_steers(first)) => {}
             _ => {
                 let body = EventBody::RunCancelRequested(RunCancelRequested { by, reason });
                 let number = self.emit(Some(run.clone()), body);

@@ -43,6 +43,8 @@ struct ObservedRun {
     prompts_allowed: u8,
     /// A cancel applied to it, so it must end as cancelled.
     cancelled: bool,
+    /// How many of its oldest open steers were accepted before a cancel, and so must not run.
+    cancelled_steers: usize,
     ended: bool,
 }
 
@@ -65,6 +67,7 @@ impl ContractObserver {
         context: &SessionContext,
     ) {
         self.check_reply(before, input, step);
+        self.check_steers(before, step);
         for event in &step.events {
             assert!(!self.closed, "nothing comes after session.closed");
             self.event(event, context);
@@ -120,7 +123,9 @@ impl ContractObserver {
             _ => Vec::new(),
         };
         for run in cancelled.iter().chain(&removed) {
-            self.runs.get_mut(run).expect("accepted before").cancelled = true;
+            let observed = self.runs.get_mut(run).expect("accepted before");
+            observed.cancelled = true;
+            observed.cancelled_steers = before.run(run).map_or(0, |run| run.steers.len());
         }
         if let (SessionCommand::Cancel { .. }, Some(CommandReply::Cancelled(reported))) =
             (command, &step.reply)
@@ -133,6 +138,26 @@ impl ContractObserver {
         }
         if let (SessionCommand::AddChild { child }, Some((run, _))) = (command, before.current_turn()) {
             self.runs.get_mut(&run.id).expect("accepted before").children.insert(child.clone());
+        }
+    }
+
+    /// A steer that was accepted before a cancel of its run does not become a run after it.
+    fn check_steers(&mut self, before: &SessionState, step: &SessionStep) {
+        let Some(run) = before.runs.front() else { return };
+        let mut open: Vec<_> = run.steers.iter().map(|steer| steer.accepted).collect();
+        for event in step.events.iter().filter(|event| event.run.as_ref() == Some(&run.id)) {
+            let (steer, runs_next) = match &event.body {
+                EventBody::SteerTaken(taken) => (taken.steer, false),
+                EventBody::SteerMissed(missed) => (missed.steer, missed.next_run_id.is_some()),
+                _ => continue,
+            };
+            let Some(position) = open.iter().position(|open| *open == steer) else { continue };
+            open.remove(position);
+            let observed = self.runs.get_mut(&run.id).expect("accepted before");
+            if position < observed.cancelled_steers {
+                observed.cancelled_steers -= 1;
+                assert!(!runs_next, "a steer from before a cancel runs after it");
+            }
         }
     }
 
