@@ -154,6 +154,31 @@ async fn a_cancel_ends_it_and_its_children_at_once() {
 }
 
 #[tokio::test]
+async fn it_leaves_no_process_of_its_own_and_none_of_an_earlier_run_is_ended() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon.session("script").await;
+    let server = session.run_script(&[spawn_detached(&["sleep", "600"])]).await;
+    let run = session
+        .prompt_script(&[spawn_detached(&["sleep", "601"]), await_steer(600_000), suspend(), say("after")])
+        .await;
+    let pid = session.wait_for_run_event(&run, "text.delta").await.data["text"].clone();
+    let find = |text: &serde_json::Value| {
+        let pid = text.as_str().unwrap().trim().strip_prefix("pid ").unwrap().parse().unwrap();
+        qd_testkit::ObservedProcess::find(pid).unwrap()
+    };
+    let (server, sleeper) = (find(&server["text"]), find(&pid));
+    let _children = children(&session).await;
+    session.steer("go").await;
+    is_suspended(&session, &run).await;
+    assert!(!sleeper.is_alive(), "a run that waits has no processes");
+    session.cancel_run(&run).await;
+    let ended = session.wait_for_run_event(&run, "run.finished").await;
+    assert_eq!(ended.data["finish_reason"], "cancelled");
+    assert_eq!(ended.data["processes"]["survivors"], 0);
+    assert!(server.is_alive(), "what an earlier run left on purpose stays");
+}
+
+#[tokio::test]
 async fn its_agent_is_put_to_rest_meanwhile_and_costs_no_process() {
     let home = TestHome::new();
     home.configure("idle_s = 1\n");

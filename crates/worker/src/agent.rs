@@ -264,7 +264,11 @@ impl AgentTask {
         let stopping = inbox.is_cancelled();
         let run = &prompt.run;
         match ended {
-            TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome)) if stopping => {
+            // A run that suspends itself goes on later. What its turn started is ended now, so that nothing is left of
+            // the run if it is cancelled meanwhile; its agent may have been stopped by then.
+            TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome))
+                if stopping || outcome.stop == TurnStopReason::Suspended =>
+            {
                 outcome.stop = limit.unwrap_or(outcome.stop);
                 let grace = cancel_grace(&prompt.limits);
                 self.sweep_and_report(&inbox, EndedTurn { run: prompt.run, grace, outcome }, false).await
