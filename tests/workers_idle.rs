@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use qd_testkit::{ObservedProcess, TestDaemon, TestHome, TestSession, journal_rules, poll_until, script::*};
+use qd_testkit::faulty_libc::ENOSPC;
+use qd_testkit::{
+    FaultyLibc, ObservedProcess, TestDaemon, TestHome, TestSession, journal_rules, poll_until, script::*,
+};
 use serde_json::{Value, json};
 
 use crate::workers_loss::{process_of, remembering, worker_of};
@@ -221,4 +224,34 @@ async fn an_agent_rests_and_wakes_again_and_again_beside_what_was_left() {
     }
     assert!(server.is_alive());
     journal_rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn an_agent_whose_stop_meets_a_full_disk_is_released_once_that_is_journalled() {
+    let home = TestHome::new();
+    home.configure("idle_s = 1\n");
+    let faults = FaultyLibc::below(&home.path());
+    let daemon = TestDaemon::start_in(home, |options| {
+        options.faulty_libc(&faults);
+    })
+    .await;
+    let session = daemon.session("script").await;
+    assert_eq!(session.run_script(&[say("one")]).await["text"], "one");
+    faults.fail_writes(ENOSPC);
+    wait_until_agent_stopped(&daemon.home).await;
+    // The daemon tries again and again to journal the end of the agent. Between two attempts it handles requests that
+    // need no space.
+    let before = faults.failed_writes();
+    poll_until("a few more attempts", async || {
+        session.try_steer("nobody is here").await.expect_refusal(409, "not_running");
+        (faults.failed_writes() > before + 5).then_some(())
+    })
+    .await;
+    faults.heal();
+    session.wait_for_event("the end of the worker", |event| event.kind == "worker.exited").await;
+    assert_eq!(session.run_script(&[say("two")]).await["text"], "two");
+    let events = session.events().await;
+    let reattached = events.iter().filter(|event| event.kind == "worker.reattached").count();
+    assert_eq!(reattached, 0, "nobody looks for a worker that has ended");
+    journal_rules::check(&events);
 }

@@ -95,6 +95,22 @@ async fn a_run_that_waits_for_a_person_does_not_count() {
 }
 
 #[tokio::test]
+async fn an_idle_agent_that_cannot_be_stopped_does_not_count() {
+    let daemon = daemon_with_two_slots().await;
+    // Stopping a shell would lose its memory.
+    let shell = "pty:bash --norc --noprofile";
+    let (one, two) = (daemon.session(shell).await, daemon.session(shell).await);
+    for session in [&one, &two] {
+        let run = session.prompt("X=kept").await;
+        assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    }
+    let three = daemon.session("script").await;
+    assert_eq!(three.run_script(&[say("beside them")]).await["text"], "beside them");
+    let run = one.prompt("echo $X").await;
+    assert_eq!(one.wait(&run).await["text"], "kept");
+}
+
+#[tokio::test]
 async fn a_run_that_waits_for_room_can_be_cancelled_and_survives_a_kill() {
     let mut daemon = daemon_with_two_slots().await;
     let (one, two, three, four) = (

@@ -331,8 +331,12 @@ impl Daemon {
         self.registry.try_sleep(session, mailbox)
     }
 
-    /// Removes an actor that ended without going to sleep.
+    /// Removes an actor that ended without going to sleep: its session was purged, or it panicked. Its slot is given
+    /// back first, while no other actor of this session can exist; the next one reports its standing anew.
     pub(crate) fn remove_dead_actor(&self, session: &SessionId, mailbox: &Arc<ActorMailbox<ActorMessage>>) {
+        if self.registry.is_registered(session, mailbox) {
+            self.update_slots(|slots| slots.remove(session));
+        }
         self.registry.remove_dead(session, mailbox);
     }
 

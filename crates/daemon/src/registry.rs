@@ -150,6 +150,11 @@ impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
         }
     }
 
+    /// Whether messages for this key go to this mailbox. No other actor can exist for the key while they do.
+    pub(crate) fn is_registered(&self, key: &K, mailbox: &Arc<ActorMailbox<M>>) -> bool {
+        lock(&self.mailboxes).get(key).is_some_and(|current| Arc::ptr_eq(current, mailbox))
+    }
+
     pub(crate) fn awake_keys(&self) -> Vec<K> {
         lock(&self.mailboxes).keys().cloned().collect()
     }

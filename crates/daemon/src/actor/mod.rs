@@ -441,7 +441,8 @@ impl SessionActor {
     }
 
     /// Reports to the agent slots whether this session waits for one and how its agent uses one. An agent whose run
-    /// waits for a person or for other sessions does not count.
+    /// waits for a person or for other sessions does not count, nor does an idle one that would lose its conversation
+    /// by being stopped.
     fn update_slot(&self) {
         let standing = match self.state.phase() {
             _ if self.launch_decided || self.preparation.is_some() => SlotStanding::Busy,
@@ -451,6 +452,8 @@ impl SessionActor {
                 _ => SlotStanding::NotCounted,
             },
             _ if self.can_stop_idle_agent() => SlotStanding::Idle,
+            // It cannot make way, so it must not hold up those who wait.
+            _ if self.agent.is_idle() && self.is_quiet() => SlotStanding::NotCounted,
             SessionPhase::Waiting => SlotStanding::NotCounted,
             _ => SlotStanding::Busy,
         };
@@ -645,6 +648,10 @@ impl SessionActor {
 
     /// Releases a worker whose end is in the journal.
     fn release_worker(&mut self, is_lost: bool) {
+        if self.pending_inputs.is_some() {
+            // The agent's end may be among the updates that the journal did not take.
+            return;
+        }
         let ended = self.agent.take_ended_link();
         if is_lost {
             // A worker that the link cannot talk to may still be running.

@@ -1,6 +1,6 @@
 //! The limit on agents that live at once, by count and by free memory, and on their workers, by descriptors. A session
 //! that finds no slot waits in line and is woken. An agent that waits for a person or for other sessions does not
-//! count, and an idle one is stopped to make way.
+//! count. An idle one is stopped to make way, or does not count if that would lose its conversation.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use qd_protocol::SessionId;
 /// How a session stands to the limit. It has one standing at a time, so none waits in line beside its own agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotStanding {
-    /// There is no agent, or it waits for a person or for other sessions.
+    /// There is no agent, or it waits for a person or for other sessions, or it is idle and cannot be stopped.
     NotCounted,
     /// A run waits in line until its agent may start.
     Waiting,
@@ -108,6 +108,11 @@ impl AgentSlots {
             SlotStanding::Busy => state.set_load(session, AgentLoad::Busy),
         };
         if changed || worker_changed { self.changes_due(&state) } else { SlotChanges::default() }
+    }
+
+    /// Forgets a session that has no actor any more.
+    pub(crate) fn remove(&self, session: &SessionId) -> SlotChanges {
+        self.set_standing(session, SlotStanding::NotCounted, false)
     }
 
     /// Whether this session stands in line.
