@@ -13,7 +13,7 @@ use super::deck::StormDeck;
 use super::prompts::marker;
 use super::readers::{StormReaderKind, StormReading};
 use super::settle::list;
-use super::{process_checks, stream_checks};
+use super::{file_checks, process_checks, stream_checks};
 
 /// How long readers may take to come to the end of the journal.
 const READERS_LIMIT: Duration = Duration::from_secs(60);
@@ -44,6 +44,7 @@ pub(crate) async fn check(deck: &StormDeck, readers: JoinSet<StormReading>) {
         stream_checks::check_reading(deck, &journal, &purged, &reading);
     }
     check_metrics(deck).await;
+    file_checks::check_worktrees(deck).await;
     process_checks::close_everything(deck).await;
     process_checks::check_nothing_is_left(deck).await;
     process_checks::check_logs(deck).await;
@@ -290,9 +291,13 @@ fn check_steers(deck: &StormDeck, journal: &[TestEvent], purged: &BTreeSet<Strin
             let steer = usize::try_from(event.data["steer"].as_u64().unwrap_or_default()).unwrap_or_default();
             let accepted =
                 steer.checked_sub(1).and_then(|at| events.get(at)).map_or(u64::MAX, |event| event.seq);
-            let is_cancelled =
-                since(accepted).any(|one| one.kind == "run.cancel_requested" && one.run_id == event.run_id);
-            if deck.options.features.cancelled_steers && is_cancelled && next.is_some() {
+            // A run that reaches a limit is stopped by the same event, and its steers are not lost.
+            let is_cancel = |one: &TestEvent| {
+                let by = one.data["by"].as_str().unwrap_or_default();
+                one.kind == "run.cancel_requested" && !["timeout", "max_turns", "budget"].contains(&by)
+            };
+            let is_cancelled = since(accepted).any(|one| is_cancel(one) && one.run_id == event.run_id);
+            if is_cancelled && next.is_some() {
                 let what = format!(
                     "a steer of {:?} was accepted before its cancel and starts {next:?}",
                     event.run_id

@@ -478,9 +478,7 @@ impl StormClient {
 
     async fn halt(&mut self) {
         let body = json!({ "reason": "a storm", "cancel": self.random.below(3) == 0 });
-        let allowed: &[u16] =
-            if self.deck.options.features.halts_beside_purges { &[200] } else { &[200, 404] };
-        self.send(Method::POST, "/v1/halt", &body, allowed).await;
+        self.send(Method::POST, "/v1/halt", &body, &[200]).await;
         self.deck.record(|record| record.count("halts"));
         tokio::time::sleep(Duration::from_millis(100 + self.random.below(900))).await;
         let client = self.any_client();

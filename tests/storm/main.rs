@@ -98,9 +98,6 @@ fn turn_off(features: &mut StormFeatures, name: &str) -> Result<(), String> {
         "stops" => &mut features.stops,
         "killed_workers" => &mut features.killed_workers,
         "broken_network" => &mut features.broken_network,
-        "cancelled_processes" => &mut features.cancelled_processes,
-        "cancelled_steers" => &mut features.cancelled_steers,
-        "halts_beside_purges" => &mut features.halts_beside_purges,
         _ => return Err(format!("there is no feature {name:?}")),
     };
     *switch = false;

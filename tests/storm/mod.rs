@@ -9,12 +9,13 @@
 //! - [`readers`]: readers of event streams.
 //! - [`faults`]: what breaks.
 //! - [`settle`]: the end: everything is healed, and all work must come to an end.
-//! - [`checker`], [`stream_checks`], [`process_checks`]: the comparison.
+//! - [`checker`], [`stream_checks`], [`process_checks`], [`file_checks`]: the comparison.
 
 mod checker;
 pub(crate) mod clients;
 pub(crate) mod deck;
 mod faults;
+mod file_checks;
 mod fleet_files;
 mod process_checks;
 mod prompts;
@@ -42,7 +43,7 @@ pub(crate) enum StormFaultLevel {
     All,
 }
 
-/// What a storm uses and breaks. A switch that is off keeps one known bug out of the others' way.
+/// What a storm uses and breaks. Switching some of it off narrows down the cause of a violation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StormFeatures {
     /// Several prompts at once for a worktree session that has no worktree yet.
@@ -75,12 +76,6 @@ pub(crate) struct StormFeatures {
     pub(crate) killed_workers: bool,
     /// Faults: connections over TCP are held or cut.
     pub(crate) broken_network: bool,
-    /// Judges: when a cancelled run ends without survivors, none of its processes lives.
-    pub(crate) cancelled_processes: bool,
-    /// Judges: a steer that was accepted before a cancel starts nothing after it.
-    pub(crate) cancelled_steers: bool,
-    /// Judges: a halt succeeds although a session is purged meanwhile.
-    pub(crate) halts_beside_purges: bool,
 }
 
 impl StormFeatures {
@@ -103,9 +98,6 @@ impl StormFeatures {
         stops: true,
         killed_workers: true,
         broken_network: true,
-        cancelled_processes: true,
-        cancelled_steers: true,
-        halts_beside_purges: true,
     };
 }
 

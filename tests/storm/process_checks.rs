@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use super::StormFaultLevel;
 use super::deck::StormDeck;
+use super::file_checks::leftover_spools;
 use super::settle::list;
 
-/// How long processes may take to end after their session has.
-const END_LIMIT: Duration = Duration::from_secs(45);
+/// How long processes may take to end after their session has. The daemon looks for what was left every minute.
+const END_LIMIT: Duration = Duration::from_secs(75);
 
 /// Polls until `find` finds nothing wrong any more. What is still wrong then is a violation.
 async fn must_become_empty(deck: &StormDeck, mut find: impl AsyncFnMut() -> Vec<String>) {
@@ -105,6 +106,7 @@ pub(crate) async fn check_nothing_is_left(deck: &StormDeck) {
         for worker in list(deck, "/v1/workers").await.unwrap_or_default() {
             wrong.push(format!("the worker {} is listed after every session was closed", worker["id"]));
         }
+        wrong.extend(leftover_spools(deck));
         wrong
     })
     .await;
@@ -113,16 +115,14 @@ pub(crate) async fn check_nothing_is_left(deck: &StormDeck) {
 /// A line of a worker whose daemon was killed before it had told the worker what to do.
 const UNBORN_WORKER: &str = "the worker's specification cannot be understood: EOF";
 
-/// A line of a session that was purged while somebody woke it.
-const PURGED_SESSION: &str = "error=there is no session ses_";
-
 /// Lines that only our own faults cause.
-const EXPLAINED: [&str; 12] = [
+const EXPLAINED: [&str; 13] = [
     "a journal commit failed",
     "journal transaction could not be rolled back",
     "failed to append to the spool",
     "failed to sync the spool",
     "a snapshot could not be written",
+    "connecting to its socket failed: No such file or directory",
     "could not read the spool of a lost worker",
     "could not prepare its SQL statements",
     "No space left on device",
@@ -140,9 +140,6 @@ pub(crate) async fn check_logs(deck: &StormDeck) {
     for file in files {
         let content = std::fs::read(&file).unwrap_or_default();
         for line in String::from_utf8_lossy(&content).lines() {
-            if line.contains(PURGED_SESSION) && !deck.options.features.halts_beside_purges {
-                continue;
-            }
             let is_explained = match deck.options.faults {
                 StormFaultLevel::None => false,
                 StormFaultLevel::Daemon => line.contains(UNBORN_WORKER),

@@ -12,9 +12,10 @@ pub(crate) fn marker(number: u64) -> String {
     format!("<{number}>")
 }
 
-/// The argument of `sleep` for a process that prompt `number` starts. Nobody else has it.
+/// The argument of `sleep` for a process that prompt `number` starts. Nobody else has it, not even a storm that runs
+/// at the same time.
 pub(crate) fn sleeper_argument(number: u64) -> String {
-    format!("90.{number:07}")
+    format!("90.{:07}{number:07}", std::process::id())
 }
 
 /// A prompt for `echo`.

@@ -92,9 +92,7 @@ async fn notice(deck: &StormDeck, event: &TestEvent) {
     }
     match event.kind.as_str() {
         "run.finished"
-            if deck.options.features.cancelled_processes
-                && event.data["finish_reason"] == "cancelled"
-                && event.data["processes"]["survivors"] == 0 =>
+            if event.data["finish_reason"] == "cancelled" && event.data["processes"]["survivors"] == 0 =>
         {
             let Some(number) = event.run_id.as_deref().and_then(|run| run.strip_prefix('r')?.parse().ok())
             else {
