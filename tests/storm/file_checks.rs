@@ -17,6 +17,10 @@ pub(crate) async fn check_worktrees(deck: &StormDeck) {
     let markers = deck.record(|record| record.markers.clone());
     for folder in entries(&deck.home.join("worktrees")) {
         let session = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // Beside the worktrees is the folder in which merges are tried.
+        if !session.starts_with("ses_") {
+            continue;
+        }
         if !listed.contains(session.as_str()) {
             deck.violation(Some(&session), format!("its worktree {} is not listed", folder.display()));
         }
