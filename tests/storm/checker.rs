@@ -91,15 +91,15 @@ async fn read_to_end(
 
 /// The sessions that were purged, and all below them.
 fn purged_sessions(deck: &StormDeck, journal: &[TestEvent]) -> BTreeSet<String> {
-    let (mut purged, watched) = deck.record(|record| (record.purged.clone(), record.watched.clone()));
+    let (mut purged, parents) = deck.record(|record| {
+        journal.iter().for_each(|event| record.note_parent(event));
+        (record.purged.clone(), record.parents.clone())
+    });
     loop {
+        let below = parents.iter().filter(|(_, parent)| purged.contains(*parent));
+        let below: Vec<String> = below.map(|(child, _)| child.clone()).collect();
         let before = purged.len();
-        for event in watched.iter().chain(journal).filter(|event| event.kind == "session.created") {
-            let parent = event.data["parent"].as_str().unwrap_or_default();
-            if let Some(id) = event.session_id.as_ref().filter(|_| purged.contains(parent)) {
-                purged.insert(id.clone());
-            }
-        }
+        purged.extend(below);
         if purged.len() == before {
             return purged;
         }

@@ -505,6 +505,9 @@ impl StormClient {
             let Some((201, made)) = self.post_keyed(&path, &settings, &[201, 400, 404, 409]).await else {
                 continue;
             };
+            if let Some(child) = made["id"].as_str() {
+                self.deck.record(|record| record.parents.insert(child.to_owned(), session.id.clone()));
+            }
             let child = StormSession {
                 id: made["id"].as_str().unwrap_or_default().to_owned(),
                 workspace: session.workspace.clone(),

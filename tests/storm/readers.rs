@@ -75,7 +75,10 @@ pub(crate) async fn watch(deck: Arc<StormDeck>) -> StormReading {
             cursor = event.seq;
             notice(&deck, &event).await;
             deck.last_seq.fetch_max(event.seq, Ordering::Relaxed);
-            deck.record(|record| record.watched.push(event));
+            deck.record(|record| {
+                record.note_parent(&event);
+                record.watched.push(event);
+            });
         }
     }
     StormReading { kind: None, visits: Vec::new() }
@@ -167,6 +170,7 @@ pub(crate) async fn read(
         {
             cursor = event.seq;
             visit.push(trace(&event));
+            deck.record(|record| record.note_parent(&event));
             left -= 1;
             if kind == StormReaderKind::Slow && !deck.is_ending() {
                 tokio::time::sleep(Duration::from_millis(random.below(25))).await;

@@ -75,6 +75,9 @@ pub(crate) struct StormRecord {
     pub(crate) fleets: BTreeMap<String, String>,
     /// Sessions that a client wanted to purge. Their events may be gone.
     pub(crate) purged: BTreeSet<String>,
+    /// The parent of each child session that a client or a reader knows of. A purge takes child sessions along, and a
+    /// reader that was cut off meanwhile never sees them.
+    pub(crate) parents: BTreeMap<String, String>,
     /// Sessions with a run that has started and not ended, as far as the watcher knows.
     pub(crate) running: BTreeSet<String>,
     /// The session to which each marked prompt, steer or message was sent.
@@ -88,6 +91,15 @@ pub(crate) struct StormRecord {
 }
 
 impl StormRecord {
+    /// Remembers whose child session an event creates.
+    pub(crate) fn note_parent(&mut self, event: &TestEvent) {
+        if event.kind == "session.created"
+            && let (Some(child), Some(parent)) = (&event.session_id, event.data["parent"].as_str())
+        {
+            self.parents.insert(child.clone(), parent.to_owned());
+        }
+    }
+
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
     }
