@@ -65,6 +65,23 @@ async fn a_record_that_names_somebody_else_does_them_no_harm() {
     journal_rules::check(&session.events().await);
 }
 
+#[tokio::test]
+async fn the_spool_of_a_worker_whose_end_is_journalled_is_removed_by_the_next_daemon() {
+    let mut daemon = TestDaemon::start().await;
+    let session = daemon.session("script").await;
+    session.run_script(&[say("x")]).await;
+    let living = worker_of(&session).await["id"].as_str().unwrap().to_owned();
+    daemon.kill9().await;
+    let spools = daemon.home.path().join("workers").join("spool");
+    let left = spools.join(format!("{living}9"));
+    std::fs::create_dir_all(&left).unwrap();
+    std::fs::write(left.join("00000000000000000001.jsonl"), "").unwrap();
+    daemon.start_again().await;
+    poll_until("the spool to be removed", async || (!left.exists()).then_some(())).await;
+    assert!(spools.join(&living).exists(), "and that of a living worker stays");
+    assert_eq!(session.run_script(&[say("again")]).await["text"], "again");
+}
+
 /// Answers like a worker, but does not know the secret.
 async fn impostor(socket: UnixListener, session: String, met: mpsc::Sender<()>) {
     while let Ok((stream, _)) = socket.accept().await {

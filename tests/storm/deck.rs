@@ -24,6 +24,8 @@ use super::{StormFaultLevel, StormOptions};
 
 /// How long one request may take before the client gives up, as a person would. A stopped daemon answers nothing.
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
+/// How long it may take if nothing is broken. A busy machine may need a while for a merge; longer means never.
+const CALM_REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// The label of the joined machine: sessions of the agent `script@box` run there.
 pub(crate) const LABEL: &str = "box";
 
@@ -205,7 +207,11 @@ impl StormDeck {
             Value::String(text) => text.clone().into(),
             body => body.to_string().into(),
         });
-        let sent = tokio::time::timeout(REQUEST_LIMIT, client.send(method.clone(), path, body)).await;
+        let limit = match self.options.faults {
+            StormFaultLevel::None => CALM_REQUEST_LIMIT,
+            StormFaultLevel::Daemon | StormFaultLevel::All => REQUEST_LIMIT,
+        };
+        let sent = tokio::time::timeout(limit, client.send(method.clone(), path, body)).await;
         let Ok(response) = sent else {
             if self.options.faults == StormFaultLevel::None {
                 self.violation(session_in(path), format!("{method} {path} was not answered"));

@@ -98,7 +98,7 @@ pub(crate) async fn list(deck: &StormDeck, path: &str) -> Option<Vec<Value>> {
         let cursor = after.as_ref().map(|after| format!("&after={after}")).unwrap_or_default();
         let page = format!("{path}{separator}limit={PAGE}{cursor}");
         let response =
-            tokio::time::timeout(Duration::from_secs(20), deck.unix.send(Method::GET, &page, None))
+            tokio::time::timeout(Duration::from_secs(120), deck.unix.send(Method::GET, &page, None))
                 .await
                 .ok()?
                 .ok()?;

@@ -378,7 +378,6 @@ fn time_while_the_worker_is_disconnected_is_counted_by_the_worker() {
     harness.state.settings.limits.run_timeout_s = Some(10.0);
     harness.prompt("a");
     harness.context.now = clocks_at(4_000);
-    harness.input(SessionInput::LinkLost);
     harness.context.agent = AgentAvailability::Lost;
     harness.context.now = clocks_at(60_000);
     assert_eq!(harness.deadline(), None, "the worker enforces the limit");

@@ -1,18 +1,18 @@
 //! The halt is a barrier: every awake actor has seen it before `halt.set` is written, so in the journal no run starts
-//! after it. This module also wakes all sessions with open work, at a start and after a halt.
+//! after it.
 //!
 //! Design: docs/design/halt-is-a-barrier.md
 
 use std::sync::Arc;
 
 use qd_core::session::SessionCommand;
-use qd_journal::{AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, SessionFilter};
+use qd_journal::{AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange};
 use qd_protocol::api::{HaltRequest, HaltStatus};
 use qd_protocol::event::{EmptyEventData, EventBody, HaltSet};
-use qd_protocol::{ApiError, ErrorCode, Millis};
+use qd_protocol::{ApiError, Millis};
 
-use crate::actor::{ActorMessage, IdempotencyKey, encode_failed};
-use crate::daemon::{Daemon, SessionAddress, append_failed, read_failed};
+use crate::actor::{IdempotencyKey, encode_failed};
+use crate::daemon::{Daemon, append_failed, read_failed};
 
 /// The key of the halt among the journal's daemon-wide values.
 const HALT_META_KEY: &str = "halt";
@@ -69,47 +69,6 @@ impl Daemon {
         self.set_halted(false);
         self.wake_sessions_with_open_work().await?;
         Ok(HaltStatus::default())
-    }
-
-    /// Wakes every session that has unfinished runs or open obligations. Sessions with a worker come first and are
-    /// waited for, because the others may start an agent only if there is a slot beside them.
-    pub(crate) async fn wake_sessions_with_open_work(self: &Arc<Self>) -> Result<(), ApiError> {
-        let with_obligations = SessionFilter { open_work_only: true, ..SessionFilter::default() };
-        for row in self.journal.sessions(with_obligations, None, usize::MAX).await.map_err(read_failed)? {
-            match self.session_address(&row) {
-                Ok(session) => self.send_message(&session, ActorMessage::Wake)?,
-                Err(error) => tracing::warn!(session = %row.id, %error, "a session has no workspace"),
-            }
-        }
-        self.wait_for_commits().await;
-        self.for_each_live_session(|daemon, session| async move {
-            daemon.send_message(&session, ActorMessage::Wake)
-        })
-        .await
-    }
-
-    async fn for_each_live_session<F: Future<Output = Result<(), ApiError>>>(
-        self: &Arc<Self>,
-        operation: impl Fn(Arc<Self>, Arc<SessionAddress>) -> F,
-    ) -> Result<(), ApiError> {
-        let live = SessionFilter { live_only: true, ..SessionFilter::default() };
-        let mut outcome = Ok(());
-        for row in self.journal.sessions(live, None, usize::MAX).await.map_err(read_failed)? {
-            let done = match self.session_address(&row) {
-                Ok(session) => operation(Arc::clone(self), session).await,
-                Err(error) => {
-                    tracing::warn!(session = %row.id, %error, "a live session has no workspace");
-                    Ok(())
-                }
-            };
-            match done {
-                // It was purged meanwhile, so nothing of it runs.
-                Err(error) if error.code == ErrorCode::NotFound => {}
-                // One session that cannot be reached must not keep the others from it.
-                done => outcome = outcome.and(done),
-            }
-        }
-        outcome
     }
 
     async fn append_halt(

@@ -19,6 +19,7 @@
 //! - `text_merging`: merges streamed text of long ago.
 //! - `metrics`: counters for operators.
 //! - `keyed_locks`, `clock`, `random`, `sync`: locks by name, the clocks, randomness, and the locks of `registry`.
+//! - `recovery`: resumes the work of the last daemon.
 //! - `serve`: starts, runs and stops the whole daemon.
 
 mod actor;
@@ -40,6 +41,7 @@ mod mail;
 mod maildir;
 mod metrics;
 mod random;
+mod recovery;
 mod registry;
 mod serve;
 mod sessions;

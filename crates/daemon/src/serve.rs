@@ -20,9 +20,6 @@ use crate::home::{DaemonHome, HomeError};
 use crate::http;
 use crate::workers::{WorkerTimeouts, Workers};
 
-/// How long the start waits for sessions to settle what the last daemon left, before the daemon serves requests.
-const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// The options of `qd serve`.
 #[derive(Debug, Clone, Default)]
 pub struct ServeOptions {
@@ -136,12 +133,7 @@ async fn run(
     // Signal handlers come before the announcements: a client may connect as soon as it reads a line.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    daemon.wake_sessions_with_open_work().await?;
-    daemon.wake_fleets().await?;
-    // Sessions settle what the last daemon left before any client can ask, so a run that died with it is not shown
-    // as running. The wait is limited; with very many such sessions the rest settle later.
-    let settled = tokio::time::timeout(SETTLE_TIMEOUT, daemon.wait_for_commits()).await;
-    tracing::debug!(all = settled.is_ok(), "settled what the last daemon left");
+    daemon.recover().await?;
     for line in bound.announcements() {
         announce(&line);
     }

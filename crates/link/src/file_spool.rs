@@ -71,6 +71,12 @@ impl FileSpool {
         dir.join(SPOOLS_FOLDER).join(worker.as_str())
     }
 
+    /// The workers that have a spool. `dir` is the folder of the workers' records.
+    pub fn workers(dir: &Path) -> Vec<WorkerId> {
+        let folders = fs::read_dir(dir.join(SPOOLS_FOLDER)).into_iter().flatten().flatten();
+        folders.filter_map(|folder| WorkerId::parse(folder.file_name().to_str()?).ok()).collect()
+    }
+
     /// Creates an empty spool in this folder. An older spool there is removed, because its numbers will be reused.
     pub fn create(folder: &Path) -> io::Result<Self> {
         Self::remove(folder)?;

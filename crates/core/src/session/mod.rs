@@ -9,6 +9,7 @@
 
 mod advance;
 mod agent;
+mod agent_phase;
 mod commands;
 mod evolve;
 mod finish;
@@ -27,6 +28,7 @@ use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::policy::Policy;
 use qd_protocol::{AskId, ClockReading, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
 
+pub use agent_phase::AgentPhase;
 pub(crate) use commands::validate_answer;
 pub use evolve::evolve;
 pub use liveness::{ExpectedWakeup, expected_wakeup};
@@ -77,8 +79,6 @@ pub enum SessionInput {
     Command(SessionCommand),
     /// An update from the agent's side, under its link number.
     Update(UpdateNumber, AgentUpdate),
-    /// The connection broke; the agent may still be alive.
-    LinkLost,
     /// The worker is connected.
     WorkerAttached {
         /// The last of our commands that the worker has applied.
@@ -398,7 +398,6 @@ pub fn step(state: &mut SessionState, input: SessionInput, context: &SessionCont
     match input {
         SessionInput::Command(command) => builder.handle_command(command),
         SessionInput::Update(number, update) => builder.handle_update(number, update),
-        SessionInput::LinkLost => {}
         SessionInput::WorkerAttached { applied, reattached, run_time_ms } => {
             builder.handle_worker_attached(applied, reattached, run_time_ms)
         }

@@ -271,7 +271,6 @@ impl SimulatedSession {
             SimulatedAction::Break => {
                 self.budget.breaks -= 1;
                 self.worker.disconnect();
-                self.input(SessionInput::LinkLost);
             }
             SimulatedAction::Vanish => {
                 self.budget.vanishes -= 1;

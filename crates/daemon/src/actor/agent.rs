@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use qd_core::session::{AgentAvailability, SessionState};
+use qd_core::session::{AgentAvailability, AgentPhase, SessionState};
 use qd_link::{AgentLink, LinkEvent, NumberedUpdate};
 use qd_protocol::RunId;
 use qd_protocol::frame::v1::AgentPresence;
@@ -22,7 +22,9 @@ const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct SessionAgent {
     link: Option<Box<AgentLink>>,
-    phase: SessionAgentPhase,
+    phase: AgentPhase,
+    /// When the worker is killed, if it was told to exit and has not done so by then.
+    kill_at: Option<Instant>,
     is_lost: bool,
     /// When the connection was last lost.
     lost_since: Option<Instant>,
@@ -32,39 +34,11 @@ pub(super) struct SessionAgent {
     outdated: bool,
 }
 
-/// How far the agent has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum SessionAgentPhase {
-    /// The start was requested; the agent has not reported ready.
-    #[default]
-    Starting,
-    /// The agent takes prompts.
-    Ready { steers: bool },
-    /// The agent was told to stop, or ends with its turn, and has not reported it yet.
-    Stopping,
-    /// The idle agent was stopped; its worker still holds processes that turns left running.
-    IdleStopped,
-    /// The worker was told to end the agent and exit, and is killed at `until`.
-    Closing { until: Instant },
-    /// The agent's last update has arrived.
-    Ended,
-}
-
 impl SessionAgent {
     pub(super) fn availability(&self) -> AgentAvailability {
-        match self.phase {
-            _ if self.link.is_none() => AgentAvailability::Absent,
-            SessionAgentPhase::Ended => AgentAvailability::Absent,
-            _ if self.is_lost => AgentAvailability::Lost,
-            // An outdated agent finishes its turn, but the next run waits for a new agent.
-            SessionAgentPhase::Ready { steers } if !self.outdated => {
-                AgentAvailability::Ready { steerable: steers }
-            }
-            SessionAgentPhase::IdleStopped => AgentAvailability::IdleStopped,
-            SessionAgentPhase::Ready { .. }
-            | SessionAgentPhase::Starting
-            | SessionAgentPhase::Stopping
-            | SessionAgentPhase::Closing { .. } => AgentAvailability::Starting,
+        match self.link {
+            Some(_) => self.phase.availability(self.is_lost, self.outdated),
+            None => AgentAvailability::Absent,
         }
     }
 
@@ -74,22 +48,17 @@ impl SessionAgent {
 
     /// Whether there is an agent that could be stopped if it has nothing to do.
     pub(super) fn is_idle(&self) -> bool {
-        self.link.is_some() && !self.is_lost && matches!(self.phase, SessionAgentPhase::Ready { .. })
+        self.link.is_some() && !self.is_lost && matches!(self.phase, AgentPhase::Ready { .. })
     }
 
     /// Whether a start, stop or reconnect is under way that must end before the session may sleep.
     pub(super) fn is_changing(&self) -> bool {
-        let transition = matches!(
-            self.phase,
-            SessionAgentPhase::Starting | SessionAgentPhase::Stopping | SessionAgentPhase::Closing { .. }
-        );
-        self.link.is_some() && (transition || self.is_lost)
+        self.link.is_some() && (self.phase.is_changing() || self.is_lost)
     }
 
     /// Whether the agent counts towards the slots: a worker whose agent was stopped does not.
     pub(super) fn is_live(&self) -> bool {
-        self.link.is_some()
-            && !matches!(self.phase, SessionAgentPhase::IdleStopped | SessionAgentPhase::Ended)
+        self.link.is_some() && self.phase.is_live()
     }
 
     /// Takes the link to a worker that was just launched.
@@ -106,10 +75,10 @@ impl SessionAgent {
     /// Starts the agent again in the worker whose agent was stopped.
     pub(super) fn start(&mut self, spec: Box<AgentSpec>) {
         if let Some(link) = &self.link
-            && self.phase == SessionAgentPhase::IdleStopped
+            && self.phase == AgentPhase::IdleStopped
         {
             link.start_agent(spec);
-            self.phase = SessionAgentPhase::Starting;
+            self.phase = AgentPhase::Starting;
             self.outdated = false;
         }
     }
@@ -147,8 +116,8 @@ impl SessionAgent {
     }
 
     pub(super) fn mark_ready(&mut self, steers: bool) {
-        if self.phase == SessionAgentPhase::Starting {
-            self.phase = SessionAgentPhase::Ready { steers };
+        if self.phase == AgentPhase::Starting {
+            self.phase = AgentPhase::Ready { steers };
         }
     }
 
@@ -167,31 +136,20 @@ impl SessionAgent {
     /// one.
     pub(super) fn mark_attached(&mut self, presence: AgentPresence, reattached: bool) -> bool {
         self.is_lost = false;
-        if !matches!(
-            self.phase,
-            SessionAgentPhase::Stopping | SessionAgentPhase::Closing { .. } | SessionAgentPhase::Ended
-        ) {
-            self.phase = match presence {
-                AgentPresence::Ready { steers } => SessionAgentPhase::Ready { steers },
-                AgentPresence::IdleStopped => SessionAgentPhase::IdleStopped,
-                AgentPresence::Empty | AgentPresence::Starting | AgentPresence::Gone => {
-                    SessionAgentPhase::Starting
-                }
-            };
-        }
+        self.phase = self.phase.after_attach(presence);
         std::mem::take(&mut self.is_from_previous_daemon) || reattached
     }
 
     pub(super) fn mark_idle_stopped(&mut self) {
-        if self.phase == SessionAgentPhase::Stopping {
-            self.phase = SessionAgentPhase::IdleStopped;
+        if self.phase == AgentPhase::Stopping {
+            self.phase = AgentPhase::IdleStopped;
         }
     }
 
     /// Records that the agent ends with the turn that has just ended.
     pub(super) fn mark_stopping(&mut self) {
-        if matches!(self.phase, SessionAgentPhase::Ready { .. }) {
-            self.phase = SessionAgentPhase::Stopping;
+        if matches!(self.phase, AgentPhase::Ready { .. }) {
+            self.phase = AgentPhase::Stopping;
         }
     }
 
@@ -202,18 +160,18 @@ impl SessionAgent {
 
     /// Whether this is a worker of this daemon whose agent has not become ready.
     pub(super) fn is_starting(&self) -> bool {
-        self.phase == SessionAgentPhase::Starting && !self.is_from_previous_daemon
+        self.phase == AgentPhase::Starting && !self.is_from_previous_daemon
     }
 
     /// Records that the agent's last update has arrived; only its acknowledgement is left to do.
     pub(super) fn mark_ended(&mut self) {
-        self.phase = SessionAgentPhase::Ended;
+        self.phase = AgentPhase::Ended;
     }
 
     /// Takes the link of an agent whose last update has arrived.
     pub(super) fn take_ended_link(&mut self) -> Option<Box<AgentLink>> {
         match self.phase {
-            SessionAgentPhase::Ended => std::mem::take(self).link,
+            AgentPhase::Ended => std::mem::take(self).link,
             _ => None,
         }
     }
@@ -237,36 +195,32 @@ impl SessionAgent {
     /// Stops the agent, and keeps the processes that its turns left running.
     pub(super) fn stop_idle(&mut self) {
         if let Some(link) = &self.link
-            && matches!(self.phase, SessionAgentPhase::Ready { .. } | SessionAgentPhase::Starting)
+            && matches!(self.phase, AgentPhase::Ready { .. } | AgentPhase::Starting)
         {
             link.stop_idle_agent();
-            self.phase = SessionAgentPhase::Stopping;
+            self.phase = AgentPhase::Stopping;
         }
     }
 
     /// Ends the agent and all that it started.
     pub(super) fn close(&mut self) {
         if let Some(link) = &self.link
-            && !matches!(self.phase, SessionAgentPhase::Closing { .. } | SessionAgentPhase::Ended)
+            && !matches!(self.phase, AgentPhase::Closing | AgentPhase::Ended)
         {
             link.close();
-            self.phase = SessionAgentPhase::Closing { until: Instant::now() + CLOSE_TIMEOUT };
+            self.phase = AgentPhase::Closing;
+            self.kill_at = Some(Instant::now() + CLOSE_TIMEOUT);
         }
     }
 
     /// When a worker that was told to exit is killed.
     pub(super) fn kill_deadline(&self) -> Option<Instant> {
-        match self.phase {
-            SessionAgentPhase::Closing { until } if self.link.is_some() => Some(until),
-            _ => None,
-        }
+        self.kill_at.filter(|_| self.link.is_some() && self.phase == AgentPhase::Closing)
     }
 
     /// Gives a worker that was just killed some time before it is killed again.
     pub(super) fn extend_kill_deadline(&mut self) {
-        if let SessionAgentPhase::Closing { until } = &mut self.phase {
-            *until = Instant::now() + KILL_RETRY;
-        }
+        self.kill_at = Some(Instant::now() + KILL_RETRY);
     }
 
     /// Drops the link: the agent continues without a daemon.

@@ -96,7 +96,7 @@ impl SessionActor {
         }
         // A second request before the first is judged does not change the reason.
         let gone = if was_preparing { AgentExitReason::Stopped } else { otherwise };
-        self.pending_inputs.get_or_insert_default().gone.get_or_insert(gone);
+        self.unreported_exit.get_or_insert(gone);
     }
 
     async fn launch_agent(&mut self, worker: WorkerId, new_worker: bool) {
@@ -156,7 +156,7 @@ impl SessionActor {
 
     /// Reports a problem before the start as an agent that failed to start.
     pub(super) fn fail_agent(&mut self, error: RunError) {
-        self.pending_inputs.get_or_insert_default().gone = Some(AgentExitReason::Failed(error));
+        self.unreported_exit = Some(AgentExitReason::Failed(error));
     }
 
     /// Sends a prompt to the agent, or the results that a suspended run waited for. The contents of attachments go

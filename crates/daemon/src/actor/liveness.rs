@@ -56,7 +56,7 @@ impl SessionActor {
 
     fn is_stuck(&self) -> bool {
         // Inputs that wait to be judged are judged soon.
-        if !self.state.is_busy() || self.pending_inputs.is_some() {
+        if !self.state.is_busy() || self.has_unjudged_inputs() {
             return false;
         }
         let in_line = self.daemon.agent_slots.is_waiting(&self.session.id);

@@ -10,6 +10,7 @@ mod liveness;
 mod load;
 mod preparation;
 mod reply;
+mod retry;
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -42,6 +43,7 @@ use children::ChildCancelTask;
 pub(crate) use children::retry_delivery;
 pub(crate) use load::{encode_snapshot, full_text, recorded_event};
 use preparation::{PreparationResult, WorktreePreparation};
+use retry::UnjournalledInputs;
 
 /// The most messages that are judged before the next append.
 const BATCH_MAX: usize = 256;
@@ -50,8 +52,6 @@ const SLEEP_AFTER: Duration = Duration::from_secs(10);
 /// After this many batches of messages in a row, the agent and the deadlines get a turn. A session that is flooded with
 /// requests still hears its agent.
 const MAILBOX_TURNS_MAX: u8 = 16;
-/// The delay before inputs that the journal did not take are judged again.
-const RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// A message in a session's mailbox.
 pub(crate) enum ActorMessage {
@@ -137,7 +137,8 @@ pub(crate) async fn run_actor(
                 mailbox_turns: 0,
                 idle_timeout: None,
                 prompts,
-                pending_inputs: None,
+                unreported_exit: None,
+                unjournalled: None,
                 purged: false,
             };
             actor.run().await;
@@ -212,20 +213,13 @@ struct SessionActor {
     idle_timeout: Option<Duration>,
     /// Small prompts that were accepted and have not been sent to the agent.
     prompts: PromptCache,
-    /// Inputs that the actor itself gives the machine before any new update: at its start, when no agent could be
-    /// started or there is none to stop, and again after a failed append.
-    pending_inputs: Option<Box<PendingInputs>>,
+    /// The end of an agent that no link reports: it could not be started, or there was none to stop. The machine is told
+    /// at once.
+    unreported_exit: Option<AgentExitReason>,
+    /// The inputs whose events the journal did not take.
+    unjournalled: Option<Box<UnjournalledInputs>>,
     /// Whether the session's events have been deleted.
     purged: bool,
-}
-
-/// Inputs that must be judged before any new update of the agent is; see [`SessionActor::pending_inputs`].
-#[derive(Default)]
-struct PendingInputs {
-    messages: Vec<NumberedUpdate>,
-    attached: Option<SessionInput>,
-    gone: Option<AgentExitReason>,
-    wake: bool,
 }
 
 /// What wakes the actor.
@@ -233,6 +227,9 @@ enum ActorWakeup {
     Messages(Vec<ActorMessage>),
     LinkEvent(LinkEvent),
     Prepared(PreparationResult),
+    /// The machine has not been told of the end of an agent.
+    UnreportedExit,
+    /// Inputs that the journal did not take are judged again.
     Retry,
     Tick,
     /// A worker that was told to end has not ended in time.
@@ -242,16 +239,16 @@ enum ActorWakeup {
 
 impl SessionActor {
     async fn run(&mut self) {
-        let mut retry = PendingInputs { wake: true, ..PendingInputs::default() };
+        let mut batch = ActorBatch::default();
         if let Some(recorded) = self.recorded_worker() {
             self.idle_timeout = self.agent_idle_timeout();
             self.agent.set_existing_link(self.daemon.workers.attach(recorded));
         } else if self.state.active_run().is_some() {
             // A daemon of an earlier version held its agents in its own process: they died with it.
-            retry.gone = Some(AgentExitReason::Lost);
+            self.step_worker_gone(&mut batch, AgentExitReason::Lost);
         }
-        self.pending_inputs = Some(Box::new(retry));
-        Box::pin(self.judge_pending_inputs()).await;
+        self.step_machine(&mut batch, SessionInput::Wake);
+        Box::pin(self.commit(batch)).await;
         loop {
             match self.next_wakeup().await {
                 ActorWakeup::Messages(messages) => {
@@ -261,14 +258,14 @@ impl SessionActor {
                 }
                 ActorWakeup::LinkEvent(event) => Box::pin(self.handle_link_event(event)).await,
                 ActorWakeup::Prepared(result) => Box::pin(self.finish_preparation(result)).await,
-                ActorWakeup::Retry => {
-                    Box::pin(self.judge_pending_inputs()).await;
-                    if self.is_stop_overdue() {
-                        let mut batch = ActorBatch::default();
-                        self.step_machine(&mut batch, SessionInput::Tick);
-                        Box::pin(self.commit(batch)).await;
+                ActorWakeup::UnreportedExit => {
+                    let mut batch = ActorBatch::default();
+                    if let Some(exit) = self.unreported_exit.take() {
+                        self.step_worker_gone(&mut batch, exit);
                     }
+                    Box::pin(self.commit(batch)).await;
                 }
+                ActorWakeup::Retry => Box::pin(self.retry_unjournalled()).await,
                 ActorWakeup::Tick => {
                     let mut batch = ActorBatch::default();
                     self.step_machine(&mut batch, SessionInput::Tick);
@@ -310,8 +307,10 @@ impl SessionActor {
         let due = deadline(&self.state, self.agent_availability(), read_clocks());
         let due = due.map(|remaining| Duration::from_millis(remaining).max(catch_up));
         let kill_due = self.agent.kill_deadline().map(remaining);
+        let retry_due = self.unjournalled.as_ref().map(|inputs| remaining(inputs.retry_at));
         let (delay, wakeup) = match (due, kill_due) {
-            _ if self.pending_inputs.is_some() => (RETRY_DELAY, ActorWakeup::Retry),
+            _ if let Some(retry_due) = retry_due => (retry_due, ActorWakeup::Retry),
+            _ if self.unreported_exit.is_some() => (Duration::ZERO, ActorWakeup::UnreportedExit),
             (due, Some(kill_due)) if due.is_none_or(|due| kill_due < due) => {
                 (kill_due, ActorWakeup::KillDeadline)
             }
@@ -326,7 +325,7 @@ impl SessionActor {
             }
             _ => (Duration::MAX, ActorWakeup::Tick),
         };
-        let accepts_events = self.pending_inputs.is_none();
+        let accepts_events = !self.has_unjudged_inputs();
         let preparation = &mut self.preparation;
         let prepared = async {
             match preparation {
@@ -363,33 +362,23 @@ impl SessionActor {
         }
     }
 
-    /// Whether a run that was told to stop has to be killed or given up now, although the journal has no space for what
-    /// its agent said before. Other deadlines wait, because an update that met them may be among those.
-    fn is_stop_overdue(&self) -> bool {
-        let Some(pending) = &self.pending_inputs else { return false };
-        let is_stopping = self.state.active_run().is_some_and(|(_, started)| started.stop.is_some());
-        let ends_turn = |numbered: &NumberedUpdate| matches!(&numbered.update, AgentUpdate::TurnEnded { outcome, .. } if !outcome.leaves_processes);
-        let has_ended = pending.messages.iter().any(ends_turn);
-        is_stopping
-            && !has_ended
-            && pending.gone.is_none()
-            && deadline(&self.state, self.agent_availability(), read_clocks()) == Some(0)
+    /// Whether there are inputs that must be judged before any new update of the agent is.
+    fn has_unjudged_inputs(&self) -> bool {
+        self.unreported_exit.is_some() || self.unjournalled.is_some()
     }
 
     /// No run is active or about to start, and no input waits to be judged again.
     fn is_quiet(&self) -> bool {
         let nothing_runs =
             !self.state.is_busy() || (self.daemon.is_halted() && self.state.active_run().is_none());
-        self.pending_inputs.is_none()
-            && nothing_runs
-            && self.preparation.is_none()
-            && !self.agent.is_changing()
+        !self.has_unjudged_inputs() && nothing_runs && self.preparation.is_none() && !self.agent.is_changing()
     }
 
     /// Whether an agent is available. It counts as starting from the moment its launch is decided, also while its
     /// worktree is being prepared; and if it could not be started, until the machine has been told.
     fn agent_availability(&self) -> AgentAvailability {
-        let exit_unjudged = self.pending_inputs.as_ref().is_some_and(|inputs| inputs.gone.is_some());
+        let exit_unjudged = self.unreported_exit.is_some()
+            || self.unjournalled.as_ref().is_some_and(|inputs| inputs.gone.is_some());
         match self.agent.availability() {
             _ if self.launch_decided || self.preparation.is_some() || exit_unjudged => {
                 AgentAvailability::Starting
@@ -401,7 +390,7 @@ impl SessionActor {
     /// Whether the agent is idle, between runs or while its run is suspended, and loses nothing by being stopped.
     fn can_stop_idle_agent(&self) -> bool {
         let suspended =
-            self.state.suspension().is_some() && self.pending_inputs.is_none() && !self.agent.is_changing();
+            self.state.suspension().is_some() && !self.has_unjudged_inputs() && !self.agent.is_changing();
         self.idle_timeout.is_some() && self.agent.is_idle() && (suspended || self.is_quiet())
     }
 
@@ -469,6 +458,12 @@ impl SessionActor {
         batch.add(result, &self.state);
     }
 
+    /// Has the machine judge that the worker no longer exists. The batch remembers it until it is journalled.
+    fn step_worker_gone(&mut self, batch: &mut ActorBatch, exit: AgentExitReason) {
+        batch.gone = Some(exit.clone());
+        self.step_machine(batch, SessionInput::WorkerGone(exit));
+    }
+
     /// Judges messages. A request with an idempotency key ends its batch, because an append stores at most one reply.
     async fn handle_messages(&mut self, messages: Vec<ActorMessage>) -> std::ops::ControlFlow<()> {
         let mut batch = ActorBatch::default();
@@ -533,10 +528,7 @@ impl SessionActor {
                     self.handle_update(&mut batch, update);
                 }
             }
-            LinkEvent::Disconnected => {
-                self.agent.mark_lost();
-                self.step_machine(&mut batch, SessionInput::LinkLost);
-            }
+            LinkEvent::Disconnected => self.agent.mark_lost(),
             LinkEvent::Attached { applied, presence, pid, run_time_ms, model, reattached } => {
                 self.daemon.workers.set_pid(&self.session.id, pid);
                 let reattached = self.agent.mark_attached(presence, reattached);
@@ -568,8 +560,7 @@ impl SessionActor {
                 self.agent.clear_link();
                 // The preparation was for this worker; the next worker starts a new one.
                 self.preparation = None;
-                batch.gone = Some(gone.clone());
-                self.step_machine(&mut batch, SessionInput::WorkerGone(gone));
+                self.step_worker_gone(&mut batch, gone);
             }
         }
         self.commit(batch).await;
@@ -590,27 +581,6 @@ impl SessionActor {
             // A prompt may have arrived while the agent was stopping, and waits.
             self.step_machine(batch, SessionInput::Wake);
         }
-    }
-
-    /// Judges the inputs in `pending_inputs`.
-    async fn judge_pending_inputs(&mut self) {
-        let Some(retry) = self.pending_inputs.take() else { return };
-        let mut batch = ActorBatch::default();
-        for update in retry.messages {
-            self.handle_update(&mut batch, update);
-        }
-        if let Some(attached) = retry.attached {
-            batch.attached = Some(attached.clone());
-            self.step_machine(&mut batch, attached);
-        }
-        if let Some(gone) = retry.gone {
-            batch.gone = Some(gone.clone());
-            self.step_machine(&mut batch, SessionInput::WorkerGone(gone));
-        }
-        if retry.wake {
-            self.step_machine(&mut batch, SessionInput::Wake);
-        }
-        self.commit(batch).await;
     }
 
     /// Appends the decisions of a batch. Only once they are committed does it reply and perform the effects.
@@ -648,7 +618,7 @@ impl SessionActor {
 
     /// Releases a worker whose end is in the journal.
     fn release_worker(&mut self, is_lost: bool) {
-        if self.pending_inputs.is_some() {
+        if self.unjournalled.is_some() {
             // The agent's end may be among the updates that the journal did not take.
             return;
         }
@@ -664,34 +634,5 @@ impl SessionActor {
             // The worker waits for our last acknowledgement before it exits.
             self.daemon.spawn(async move { link.detach().await });
         }
-    }
-
-    /// Undoes a batch whose append failed: the waiting requests fail, the state is loaded again, and inputs that
-    /// nobody sends again are kept to be judged again.
-    async fn roll_back(&mut self, batch: ActorBatch, error: ApiError) {
-        tracing::warn!(session = %self.session.id, %error, "an append failed; the session is loaded again");
-        self.launch_decided = false;
-        let earlier = self.pending_inputs.take().unwrap_or_default();
-        let retry = PendingInputs {
-            messages: self.agent.unacknowledged(),
-            attached: batch.attached.clone().or(earlier.attached),
-            gone: batch.gone.clone().or(earlier.gone),
-            // Whatever woke us has to be judged again.
-            wake: true,
-        };
-        batch.fail_waiters(error);
-        loop {
-            match load::load(&self.daemon, &self.session).await {
-                Ok((state, _)) => {
-                    self.state = state;
-                    break;
-                }
-                Err(_) if self.daemon.is_stopping() => return,
-                Err(_) => tokio::time::sleep(RETRY_DELAY).await,
-            }
-        }
-        // Set even if there is nothing to judge again: an overdue tick waits too, so that a failing journal is not
-        // retried without a pause.
-        self.pending_inputs = Some(Box::new(retry));
     }
 }

@@ -184,6 +184,10 @@ impl LocalHosts {
             tracing::info!(%worker, ?ending, "ended a worker that belongs to no session");
             self.remove_files(&worker);
         }
+        // A daemon that died just after it had journalled the end of a worker has not removed its spool.
+        for worker in FileSpool::workers(&self.dir).iter().filter(|worker| is_stray(worker)) {
+            self.remove_files(worker);
+        }
     }
 
     /// The shared processes that new agents are put into, or that hold one of a session. What names a shared process
