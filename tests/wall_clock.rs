@@ -142,3 +142,19 @@ async fn a_clock_that_is_set_neither_ends_nor_prolongs_a_claim_on_mail() {
         session.wait_for_event("the return of the mail", |event| event.kind == "mail.returned").await;
     }
 }
+
+#[tokio::test]
+async fn a_clock_that_is_set_days_forward_makes_no_repeated_request_a_new_one() {
+    for restarts in [false, true] {
+        let mut test = ClockTest::start().await;
+        let workspace = test.daemon.workspace().await.id;
+        let path = format!("/v1/workspaces/{workspace}/sessions");
+        let create = async |daemon: &TestDaemon| {
+            let client = daemon.client().with_header("idempotency-key", "once");
+            client.post(&path, &json!({ "agent": "echo" })).await.expect(201)
+        };
+        let first = create(&test.daemon).await;
+        test.set_clock(72 * HOUR_MS, restarts).await;
+        assert_eq!(create(&test.daemon).await["id"], first["id"], "restarts: {restarts}");
+    }
+}

@@ -249,7 +249,12 @@ async fn an_agent_whose_stop_meets_a_full_disk_is_released_once_that_is_journall
     .await;
     faults.heal();
     session.wait_for_event("the end of the worker", |event| event.kind == "worker.exited").await;
-    assert_eq!(session.run_script(&[say("two")]).await["text"], "two");
+    let run = poll_until("the journal to take prompts again", async || {
+        let accepted = session.try_prompt(&steps(&[say("two")])).await;
+        (accepted.status == 202).then(|| accepted.json()["run_id"].as_str().unwrap().to_owned())
+    })
+    .await;
+    assert_eq!(session.wait(&run).await["text"], "two");
     let events = session.events().await;
     let reattached = events.iter().filter(|event| event.kind == "worker.reattached").count();
     assert_eq!(reattached, 0, "nobody looks for a worker that has ended");

@@ -12,6 +12,7 @@ use qd_protocol::limits::STOP_S;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agents::LocalAgents;
+use crate::clock::read_clocks;
 use crate::config::{ConfigError, DaemonConfig};
 use crate::daemon::Daemon;
 use crate::descriptors::DescriptorShares;
@@ -105,7 +106,11 @@ async fn run(
 
     let journal = Journal::open(
         home.path(),
-        JournalOptions { faults: faults_from_env(), ..JournalOptions::default() },
+        JournalOptions {
+            faults: faults_from_env(),
+            read_uptime: || read_clocks().uptime,
+            ..JournalOptions::default()
+        },
     )?;
     let halt = Daemon::read_halt(&journal).await?;
     let timeouts = WorkerTimeouts {

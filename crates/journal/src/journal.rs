@@ -25,6 +25,7 @@ use crate::event::{EventDraft, NewEvent, SessionKey, WorkspaceKey};
 use crate::faults::FaultInjector;
 use crate::gc::{self, ClosedSessions, JournalSizes};
 use crate::index::SessionIndex;
+use crate::key_clock::{KeyClock, UptimeReader};
 use crate::lists::{
     self, AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
 };
@@ -48,13 +49,15 @@ use crate::writer::JournalWriter;
 pub struct JournalOptions {
     /// How long to wait after a failed attempt to recreate the disk reserve before the next attempt.
     pub reserve_retry: Duration,
+    /// Reads the uptime, by which idempotency keys expire. If there is none, they expire by the wall clock.
+    pub read_uptime: UptimeReader,
     /// Faults to inject, for tests.
     pub faults: Option<Arc<FaultInjector>>,
 }
 
 impl Default for JournalOptions {
     fn default() -> Self {
-        Self { reserve_retry: Duration::from_secs(1), faults: None }
+        Self { reserve_retry: Duration::from_secs(1), read_uptime: || None, faults: None }
     }
 }
 
@@ -87,6 +90,7 @@ struct JournalInner {
     stats: Arc<JournalStats>,
     checkpoints: Arc<Checkpointer>,
     blobs: BlobStore,
+    key_clock: Arc<KeyClock>,
     next_session: AtomicI64,
     next_workspace: AtomicI64,
     /// Held from the plan of a merge to its end, because a plan is made from what the last one left.
@@ -121,6 +125,9 @@ impl Journal {
             HighestKeys::read(&db).map_err(JournalOpenError::database("read where the journal ends"))?;
         let index =
             SessionIndex::read(&db).map_err(JournalOpenError::database("read where the journal ends"))?;
+        let key_clock =
+            KeyClock::open(&db, options.read_uptime).map_err(JournalOpenError::database("read its clock"))?;
+        let key_clock = Arc::new(key_clock);
         let blobs = BlobStore::open(home)?;
         let (queue, hub) = (Arc::new(WriterQueue::default()), Arc::new(EventHub::new(highest.seq)));
         let (stats, checkpoints) = (Arc::new(JournalStats::default()), Arc::new(Checkpointer::default()));
@@ -132,6 +139,7 @@ impl Journal {
             checkpoints: checkpoints.clone(),
             reserve,
             faults: options.faults,
+            key_clock: Arc::clone(&key_clock),
             last: highest.seq,
             index,
             queued_at_commit: 0,
@@ -149,6 +157,7 @@ impl Journal {
             stats,
             checkpoints,
             blobs,
+            key_clock,
             next_session: AtomicI64::new(highest.session + 1),
             next_workspace: AtomicI64::new(highest.workspace + 1),
             merging: tokio::sync::Mutex::default(),
@@ -337,7 +346,8 @@ impl Journal {
     /// The request fingerprint and the response stored under an `Idempotency-Key`, unless it has expired.
     pub async fn idempotent_response(&self, key: &str) -> Result<Option<StoredResponse>, JournalReadError> {
         let key = key.to_owned();
-        self.read(move |db| lists::idempotent_response(db, &key, Millis::now())).await
+        let now = self.inner.key_clock.now();
+        self.read(move |db| lists::idempotent_response(db, &key, now)).await
     }
 
     /// A value that belongs to the daemon as a whole. See [`RowChange::Meta`].

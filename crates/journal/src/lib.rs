@@ -12,6 +12,7 @@
 //! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted. `check`: finds damage.
 //!   `merge`: merges streamed text that is long finished.
 //! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
+//! - `key_clock`: the clock by which idempotency keys expire.
 //! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
 
 pub mod blobs;
@@ -24,6 +25,7 @@ pub mod faults;
 pub mod gc;
 mod index;
 mod journal;
+mod key_clock;
 pub mod lists;
 mod lock;
 mod merge;
@@ -46,6 +48,7 @@ pub use database_file::inspect_journal;
 pub use error::{AppendError, BlobError, JournalOpenError, JournalReadError};
 pub use event::{EventScope, NewEvent, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey};
 pub use journal::{AppendRequest, Journal, JournalOptions};
+pub use key_clock::UptimeReader;
 pub use lists::{
     AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
 };

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use qd_protocol::Seq;
 use qd_protocol::limits::RESERVE_BYTES;
-use qd_protocol::{Millis, Seq};
 use rusqlite::{Connection, Statement, params};
 
 use crate::checkpoint::Checkpointer;
@@ -17,6 +17,7 @@ use crate::error::AppendError;
 use crate::event::PublishedEvent;
 use crate::faults::{FaultInjector, WriterStep};
 use crate::index::SessionIndex;
+use crate::key_clock::KeyClock;
 use crate::lists::idempotency_cutoff;
 use crate::merge::{self, MergePlan};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
@@ -35,6 +36,7 @@ pub(crate) struct JournalWriter {
     pub(crate) checkpoints: Arc<Checkpointer>,
     pub(crate) reserve: DiskReserve,
     pub(crate) faults: Option<Arc<FaultInjector>>,
+    pub(crate) key_clock: Arc<KeyClock>,
     /// The last seq allocated.
     pub(crate) last: Seq,
     pub(crate) index: SessionIndex,
@@ -95,7 +97,7 @@ impl JournalWriter {
     }
 
     fn serve(&mut self, db: &Connection) -> rusqlite::Result<ServeEnd> {
-        let mut statements = WriterStatements::new(db)?;
+        let mut statements = WriterStatements::new(db, Arc::clone(&self.key_clock))?;
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
         let mut merges = Vec::new();
@@ -156,7 +158,7 @@ impl JournalWriter {
             tracing::warn!(%error, "the session index could not be updated; the journal will try again later");
         }
         // Expired idempotency keys are deleted here too: it must happen now and then, and is free if there are none.
-        let cutoff = idempotency_cutoff(Millis::now());
+        let cutoff = idempotency_cutoff(self.key_clock.now());
         let deleted = db
             .prepare_cached("DELETE FROM remembered WHERE at < ?1")
             .and_then(|mut statement| statement.execute([cutoff]));
@@ -366,12 +368,14 @@ struct WriterStatements<'c> {
     commit: Statement<'c>,
     rollback: Statement<'c>,
     insert: Statement<'c>,
+    key_clock: Arc<KeyClock>,
 }
 
 impl<'c> WriterStatements<'c> {
-    fn new(db: &'c Connection) -> rusqlite::Result<Self> {
+    fn new(db: &'c Connection, key_clock: Arc<KeyClock>) -> rusqlite::Result<Self> {
         Ok(Self {
             db,
+            key_clock,
             begin: db.prepare("BEGIN IMMEDIATE")?,
             commit: db.prepare("COMMIT")?,
             rollback: db.prepare("ROLLBACK")?,
@@ -443,7 +447,7 @@ impl<'c> WriterStatements<'c> {
 
     /// Stores a response under its idempotency key. An expired key may be used again.
     fn record_response(&mut self, record: &mut IdempotencyRecord, first: Seq) -> Result<(), AppendError> {
-        let now = Millis::now();
+        let now = self.key_clock.now();
         let written = self
             .db
             .prepare_cached(

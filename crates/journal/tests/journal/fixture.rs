@@ -19,7 +19,11 @@ pub(crate) struct JournalFixture {
 }
 
 pub(crate) fn options(faults: &Arc<FaultInjector>) -> JournalOptions {
-    JournalOptions { reserve_retry: std::time::Duration::ZERO, faults: Some(faults.clone()) }
+    JournalOptions {
+        reserve_retry: std::time::Duration::ZERO,
+        faults: Some(faults.clone()),
+        ..JournalOptions::default()
+    }
 }
 
 impl JournalFixture {

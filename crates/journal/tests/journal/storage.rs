@@ -66,8 +66,11 @@ async fn while_the_reserve_is_spent_ordinary_appends_are_refused() {
     let home = tempfile::tempdir().unwrap();
     let faults = Arc::new(FaultInjector::default());
     // A retry time so long that the reserve is never recreated.
-    let options =
-        JournalOptions { reserve_retry: std::time::Duration::from_secs(3600), faults: Some(faults.clone()) };
+    let options = JournalOptions {
+        reserve_retry: std::time::Duration::from_secs(3600),
+        faults: Some(faults.clone()),
+        ..JournalOptions::default()
+    };
     let journal = Journal::open(home.path(), options).unwrap();
     faults.page_limit.store(200, SeqCst);
     let number = fill(&journal).await;
