@@ -1,6 +1,8 @@
 //! No run is forgotten: where two features meet, something still wakes the session. The daemon watches this itself, and
 //! every test of this suite fails if it finds a session that nothing would have woken.
 
+use std::time::Duration;
+
 use qd_testkit::{ObservedProcess, TestDaemon, TestHome, TestSession, journal_rules, poll_until, script::*};
 use serde_json::json;
 
@@ -117,6 +119,11 @@ async fn an_agent_that_rests_beside_a_leftover_starts_again_when_a_slot_is_free(
     let run = rests.prompt_script(&[say("back")]).await;
     is_queued_for_capacity(&rests, &run).await;
     assert!(ObservedProcess::find(sleeper).is_some(), "what a turn left running is not stopped");
+    let process = ObservedProcess::find(daemon.pid()).unwrap();
+    let before = process.used_ticks().unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let used = process.used_ticks().unwrap() - before;
+    assert!(used < 50, "a session that waits costs nothing, but its daemon used {used} ticks");
     // Both slots become free while its agent starts.
     one.steer("go").await;
     two.steer("go").await;

@@ -243,12 +243,13 @@ async fn an_agent_whose_stop_meets_a_full_disk_is_released_once_that_is_journall
     // need no space.
     let before = faults.failed_writes();
     poll_until("a few more attempts", async || {
-        session.try_steer("nobody is here").await.expect_refusal(409, "not_running");
+        session.cancel().await;
         (faults.failed_writes() > before + 5).then_some(())
     })
     .await;
     faults.heal();
-    session.wait_for_event("the end of the worker", |event| event.kind == "worker.exited").await;
+    let exited = session.wait_for_event("the end of the worker", |event| event.kind == "worker.exited").await;
+    assert_eq!(exited.data["reason"], "stopped", "it was neither lost nor did it fail");
     let run = poll_until("the journal to take prompts again", async || {
         let accepted = session.try_prompt(&steps(&[say("two")])).await;
         (accepted.status == 202).then(|| accepted.json()["run_id"].as_str().unwrap().to_owned())

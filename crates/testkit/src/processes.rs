@@ -46,6 +46,13 @@ impl ObservedProcess {
         })
     }
 
+    /// The processor time that it has used, in the kernel's ticks of 10 ms.
+    pub fn used_ticks(&self) -> Option<u64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    }
+
     /// Whether this same process is still running or stopped.
     pub fn is_alive(&self) -> bool {
         Self::find(self.pid).is_some_and(|now| now.start_ticks == self.start_ticks && !now.is_dead())
