@@ -6,6 +6,10 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use qd_drivers::agent_kind::AgentKind;
+use qd_drivers::meter::TurnMeter;
+use qd_drivers::running_agent::RunningAgent;
+use qd_drivers::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 use qd_link::{AgentEndpoint, LinkClosed, WorkerEndpointStatus};
 use qd_protocol::RunId;
 use qd_protocol::event::{ProcessCleanup, RunError};
@@ -17,11 +21,7 @@ use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::agent_kind::AgentKind;
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
-use crate::drivers::RunningAgent;
-use crate::meter::TurnMeter;
-use crate::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 
 /// How long processes that a stopped turn started have to exit by themselves.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -196,7 +196,8 @@ impl AgentTask {
         kind: AgentKind,
         prompt: Option<&AgentCommand>,
     ) -> Result<AgentStartResult, AgentTaskError> {
-        let agent = match RunningAgent::start(kind, &self.spec, self.agent_processes.as_ref()).await {
+        let supervision = self.agent_processes.as_deref().map(AgentProcesses::supervision);
+        let agent = match RunningAgent::start(kind, &self.spec, supervision).await {
             Ok(agent) => agent,
             Err(error) => return self.fail_to_start(error, prompt).await.map(AgentStartResult::Gone),
         };

@@ -2,6 +2,9 @@
 //! takes the daemon's part between the agent's local link and a run of the SDK. It also takes the session host's part:
 //! it ends all processes of the agent before it returns the outcome of the run.
 
+use qd_drivers::agent_kind::AgentKind;
+use qd_drivers::own_program;
+use qd_drivers::redact::{Redactor, SecretMatcher};
 use std::collections::HashSet;
 use std::future::pending;
 use std::sync::Arc;
@@ -26,9 +29,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::agent::{AgentContext, AgentControl, run_agent};
-use crate::agent_kind::{AgentKind, own_program};
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
-use crate::redact::{Redactor, SecretMatcher};
 
 /// Random bytes of the ids that a run needs here.
 const ID_RANDOM_BYTES: usize = 16;

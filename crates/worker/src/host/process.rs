@@ -1,6 +1,7 @@
 //! The worker process, started as `qd __worker`: reads its specification from standard input, announces itself, and
 //! accepts connections until its sessions have ended. It outlives the daemon that started it.
 
+use qd_drivers::agent_kind::AgentKind;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -18,7 +19,6 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 use tokio_tungstenite::tungstenite::http::header::SEC_WEBSOCKET_PROTOCOL;
 
 use super::{WorkerHost, WorkerHostOptions};
-use crate::agent_kind::AgentKind;
 use crate::announcement::{WorkerAnnounceError, WorkerAnnouncement};
 use crate::process_log;
 

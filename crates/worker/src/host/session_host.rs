@@ -3,6 +3,10 @@
 //!
 //! Design: docs/design/worker-stops-idle-agents.md
 
+use qd_drivers::agent_kind::AgentKind;
+use qd_drivers::own_program;
+use qd_drivers::redact::{Redactor, SecretMatcher};
+use qd_drivers::terminal_window::TerminalWindow;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,10 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerHostState;
 use crate::agent::{AgentContext, AgentControl, run_agent};
-use crate::agent_kind::{AgentKind, own_program};
 use crate::agent_processes::{AgentProcesses, KeeperLostError, process_cleanup};
-use crate::redact::{Redactor, SecretMatcher};
-use crate::terminal_window::TerminalWindow;
 
 /// How long an idle agent has to exit by itself when it is stopped.
 const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);

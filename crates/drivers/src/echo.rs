@@ -1,0 +1,59 @@
+//! The `echo` agent: repeats its prompt word by word. It uses nothing but its turn.
+
+use std::time::Duration;
+
+use qd_link::LinkClosed;
+use qd_protocol::link::{TurnOutcome, TurnStopReason};
+use qd_protocol::text::split_words;
+
+use crate::turn::{DriverTurn, DriverTurnEnd};
+
+/// Runs one turn: waits if the prompt says so, then echoes the rest of it. A cancel ends it at any point.
+pub(crate) async fn turn(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTurnEnd, LinkClosed> {
+    tokio::select! {
+        // The cancel first: a cancel that has arrived when the last word is sent takes precedence.
+        biased;
+        () = turn.cancelled() => Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
+        end = echo(turn, prompt) => end,
+    }
+}
+
+async fn echo(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTurnEnd, LinkClosed> {
+    let (wait, rest) = parse_sleep(prompt).unwrap_or((Duration::ZERO, prompt));
+    // Even a sleep of nothing goes through the timer, which ticks once a millisecond.
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+    }
+    for word in split_words(rest) {
+        turn.emit_text(word).await?;
+    }
+    Ok(DriverTurnEnd::Stopped(TurnOutcome {
+        text: Some(format!("echo: {rest}")),
+        ..TurnOutcome::of(TurnStopReason::EndTurn)
+    }))
+}
+
+/// Parses `__sleep_ms:N REST`. Anything that only looks similar is an ordinary prompt.
+fn parse_sleep(prompt: &str) -> Option<(Duration, &str)> {
+    let argument = prompt.strip_prefix("__sleep_ms:")?;
+    let (ms, rest) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
+    let ms = ms.bytes().all(|b| b.is_ascii_digit()).then(|| ms.parse().ok())??;
+    Some((Duration::from_millis(ms), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_number_of_milliseconds_is_a_wait() {
+        assert_eq!(parse_sleep("__sleep_ms:250 a b"), Some((Duration::from_millis(250), "a b")));
+        assert_eq!(parse_sleep("__sleep_ms:250  a"), Some((Duration::from_millis(250), " a")));
+        assert_eq!(parse_sleep("__sleep_ms:7"), Some((Duration::from_millis(7), "")));
+        for plain in
+            ["__sleep_ms:", "__sleep_ms: a", "__sleep_ms:-1 a", "__sleep_ms:+1 a", "__sleep_ms:1s a", "a"]
+        {
+            assert_eq!(parse_sleep(plain), None, "{plain}");
+        }
+    }
+}
