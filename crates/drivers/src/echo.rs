@@ -2,19 +2,45 @@
 
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use qd_link::LinkClosed;
-use qd_protocol::link::{TurnOutcome, TurnStopReason};
+use qd_protocol::event::RunError;
+use qd_protocol::link::{AgentUpdate, TurnOutcome, TurnStopReason};
 use qd_protocol::text::split_words;
+use qd_protocol::worker::AgentSpec;
 
-use crate::turn::{DriverTurn, DriverTurnEnd};
+use crate::agent_driver::{AgentDriver, AgentStart};
+use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
-/// Runs one turn: waits if the prompt says so, then echoes the rest of it. A cancel ends it at any point.
-pub(crate) async fn turn(turn: &DriverTurn<'_>, prompt: &str) -> Result<DriverTurnEnd, LinkClosed> {
-    tokio::select! {
-        // The cancel first: a cancel that has arrived when the last word is sent takes precedence.
-        biased;
-        () = turn.cancelled() => Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
-        end = echo(turn, prompt) => end,
+/// Has no state, so it takes no memory.
+pub(crate) struct EchoAgent;
+
+impl EchoAgent {
+    /// Starts nothing.
+    pub(crate) async fn start(_: AgentStart<'_>) -> Result<Self, RunError> {
+        Ok(Self)
+    }
+}
+
+impl AgentDriver for EchoAgent {
+    fn ready_update(&self, spec: &AgentSpec) -> AgentUpdate {
+        AgentUpdate::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
+    }
+
+    /// Waits if the prompt says so, then echoes the rest of it. A cancel ends it at any point.
+    fn turn<'a>(
+        &'a mut self,
+        turn: &'a DriverTurn<'a>,
+        prompt: &'a DriverPrompt,
+    ) -> BoxFuture<'a, Result<DriverTurnEnd, LinkClosed>> {
+        Box::pin(async move {
+            tokio::select! {
+                // The cancel first: a cancel that has arrived when the last word is sent takes precedence.
+                biased;
+                () = turn.cancelled() => Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
+                end = echo(turn, &prompt.text) => end,
+            }
+        })
     }
 }
 

@@ -4,15 +4,18 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use qd_keeper::KeeperHandle;
 use qd_link::LinkClosed;
-use qd_protocol::link::{TurnOutcome, TurnStopReason, TurnUpdate};
+use qd_protocol::event::RunError;
+use qd_protocol::link::{AgentUpdate, TurnOutcome, TurnStopReason, TurnUpdate};
 use qd_protocol::manifest::{ExecOutputFormat, Manifest, PromptTransport};
 use qd_protocol::worker::AgentSpec;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::process::{AgentProcess, AgentProgram};
+use crate::agent_driver::{AgentDriver, AgentStart};
+use crate::process::{AgentProcess, AgentProgram};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
 /// Stands for the prompt in the command's arguments.
@@ -31,14 +34,15 @@ pub(crate) struct ExecAgent {
 
 impl ExecAgent {
     /// Starts nothing; the command runs when there is a prompt.
-    pub(crate) fn new(spec: &AgentSpec, manifest: Arc<Manifest>, keeper: Arc<KeeperHandle>) -> Self {
-        Self { manifest, spec: Box::new(spec.clone()), keeper }
+    pub(crate) async fn start(start: AgentStart<'_>) -> Result<Self, RunError> {
+        let keeper = Arc::clone(start.supervision()?.keeper);
+        Ok(Self { spec: Box::new(start.spec.clone()), manifest: start.manifest, keeper })
     }
 
     /// Runs the command from its start to its end. On a cancel this returns, and the caller ends the command with a
     /// signal.
-    pub(crate) async fn turn(
-        &mut self,
+    async fn run_command(
+        &self,
         turn: &DriverTurn<'_>,
         prompt: &DriverPrompt,
     ) -> Result<DriverTurnEnd, LinkClosed> {
@@ -92,6 +96,20 @@ impl ExecAgent {
             Some(0) => TurnOutcome { text: decoder.result, ..TurnOutcome::of(TurnStopReason::EndTurn) },
             _ => TurnOutcome::failed(process.exit_error("and so its turn failed").await),
         }))
+    }
+}
+
+impl AgentDriver for ExecAgent {
+    fn ready_update(&self, spec: &AgentSpec) -> AgentUpdate {
+        AgentUpdate::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
+    }
+
+    fn turn<'a>(
+        &'a mut self,
+        turn: &'a DriverTurn<'a>,
+        prompt: &'a DriverPrompt,
+    ) -> BoxFuture<'a, Result<DriverTurnEnd, LinkClosed>> {
+        Box::pin(self.run_command(turn, prompt))
     }
 }
 

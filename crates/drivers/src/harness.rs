@@ -18,9 +18,10 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::task::JoinSet;
 
-use crate::agent_kind::AgentKind;
+use crate::agent_driver::AgentDriver;
+use crate::agent_launcher::AgentLauncher;
 use crate::redact::{Redactor, SecretMatcher};
-use crate::running_agent::RunningAgent;
+use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 
 /// The capacity of a kernel pipe.
@@ -46,15 +47,15 @@ pub(super) trait HarnessDriver: Send + 'static {
 
 /// A remote agent, which has no process.
 pub(super) struct RemoteTestAgent {
-    agent: RunningAgent,
+    agent: Box<dyn AgentDriver>,
     spec: AgentSpec,
 }
 
 impl RemoteTestAgent {
     /// Starts the agent that the name in the specification describes.
     pub(super) async fn start(mut spec: AgentSpec) -> Result<(Self, AgentUpdate), AgentExitReason> {
-        let kind = AgentKind::from_spec(&spec).expect("its name describes it");
-        let agent = RunningAgent::start(kind, &spec, None).await.map_err(AgentExitReason::Failed)?;
+        let launcher = AgentLauncher::from_spec(&spec).expect("its name describes it");
+        let agent = launcher.start(&spec, None).await.map_err(AgentExitReason::Failed)?;
         let ready = agent.ready_update(&spec);
         if let AgentUpdate::Ready { agent_session_id, .. } = &ready {
             spec.agent_session_id.clone_from(agent_session_id);
@@ -93,25 +94,20 @@ impl HarnessDriver for RemoteTestAgent {
     }
 }
 
-/// Implements [`HarnessDriver`] for a driver's conversation type. Each driver has its own type with the same methods.
-macro_rules! impl_harness_driver {
-    ($conversation:ty) => {
-        impl $crate::harness::HarnessDriver for $conversation {
-            async fn turn(
-                &mut self,
-                turn: &$crate::turn::DriverTurn<'_>,
-                prompt: &$crate::turn::DriverPrompt,
-            ) -> Result<Option<qd_protocol::link::TurnOutcome>, qd_link::LinkClosed> {
-                <$conversation>::turn(self, turn, prompt).await
-            }
+/// A conversation over a pipe instead of a process.
+impl<C: StdioConversation> HarnessDriver for C {
+    async fn turn(
+        &mut self,
+        turn: &DriverTurn<'_>,
+        prompt: &DriverPrompt,
+    ) -> Result<Option<TurnOutcome>, LinkClosed> {
+        StdioConversation::turn(self, turn, prompt).await
+    }
 
-            async fn idle(&mut self, output: &qd_link::AgentOutput) {
-                <$conversation>::idle(self, output).await;
-            }
-        }
-    };
+    async fn idle(&mut self, output: &AgentOutput) {
+        StdioConversation::idle(self, output).await;
+    }
 }
-pub(super) use impl_harness_driver;
 
 /// Lets a fake agent use the methods of its [`AgentPipe`].
 macro_rules! deref_to_agent_pipe {

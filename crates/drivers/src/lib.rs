@@ -3,12 +3,13 @@
 //! an agent by name. Nothing here knows a host, a spool or the sockets of a link.
 //!
 //! Layout, in reading order:
-//! - [`agent_kind`]: which driver an agent uses; [`running_agent`]: any agent, from its start to its end.
+//! - [`agent_driver`]: what every driver does; [`agent_launcher`]: which driver an agent has.
 //! - [`turn`]: what a driver can send and receive during a turn; [`meter`]: what the turn has used.
 //! - A module per driver: `echo`, `exec`, `acp`, `claude`, `codex`, `pty`, `a2a`, `peer`.
-//! - Shared by drivers: `process` (an agent's process below the keeper), `line_transport` (its stdin and stdout),
-//!   `emit` (sends updates while the loop goes on), `turn_state` (updates and asks of one turn), `pricing` (the cost
-//!   of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to remote agents).
+//! - Shared by drivers: `stdio_agent` (an agent that talks on its stdin and stdout), `process` (its process below the
+//!   keeper), `line_transport` (its lines), `emit` (sends updates while the loop goes on), `turn_state` (updates and
+//!   asks of one turn), `pricing` (the cost of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to
+//!   remote agents).
 //! - [`redact`]: removes secrets from what agents say, before anything is stored or sent.
 //! - [`terminal_window`]: where an agent shows its terminal; [`tty`]: gives a program its terminal and becomes it.
 //! - [`root_certificates`]: the certificates that outgoing TLS connections trust.
@@ -16,7 +17,8 @@
 
 mod a2a;
 mod acp;
-pub mod agent_kind;
+pub mod agent_driver;
+pub mod agent_launcher;
 mod claude;
 mod codex;
 mod dialer;
@@ -35,7 +37,7 @@ mod pty;
 mod recording;
 pub mod redact;
 pub mod root_certificates;
-pub mod running_agent;
+mod stdio_agent;
 pub mod terminal_window;
 mod tool_server;
 pub mod tty;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_drivers::running_agent::AgentSupervision;
+use qd_drivers::agent_driver::AgentSupervision;
 use qd_drivers::terminal_window::TerminalWindow;
 use qd_keeper::{KeeperError, KeeperHandle, ProcessIdentity, SweepRequest, SweepResult, SweepScope};
 use qd_protocol::event::{ProcessCleanup, RunError, SurvivingProcess};

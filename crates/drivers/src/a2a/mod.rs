@@ -21,18 +21,19 @@ mod tests;
 mod turn;
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use qd_catalog::REMOTE_TOKEN;
 use qd_link::LinkClosed;
 use qd_protocol::event::RunError;
-use qd_protocol::manifest::Manifest;
+use qd_protocol::link::AgentUpdate;
 use qd_protocol::worker::AgentSpec;
 
 use self::address::A2aAddress;
 use self::client::A2aClient;
 use self::conversation::A2aConversation;
 use self::http::A2aHttpClient;
+use crate::agent_driver::{AgentDriver, AgentStart};
 use crate::root_certificates::CERT_FILE_VAR;
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
@@ -42,12 +43,10 @@ pub(crate) struct A2aAgent {
 }
 
 impl A2aAgent {
-    /// Fetches the agent's card within `limit`. Nothing is started at the remote end before the first prompt.
-    pub(crate) async fn start(
-        spec: &AgentSpec,
-        manifest: &Manifest,
-        limit: Duration,
-    ) -> Result<Self, RunError> {
+    /// Fetches the agent's card within the time limit. Nothing is started at the remote end before the first prompt.
+    pub(crate) async fn start(start: AgentStart<'_>) -> Result<Self, RunError> {
+        let limit = start.time_limit();
+        let AgentStart { spec, manifest, .. } = start;
         let start_error = |reason: String| RunError::new("agent_failed_to_start", reason);
         let address = manifest
             .address()
@@ -67,18 +66,22 @@ impl A2aAgent {
         };
         Ok(Self { conversation: A2aConversation::new(Arc::new(client), spec.agent_session_id.clone()) })
     }
+}
 
-    /// The agent's id for the conversation, with which it is resumed. Known after the agent's first response.
-    pub(crate) fn session_id(&self) -> Option<String> {
-        self.conversation.context_id().map(str::to_owned)
+impl AgentDriver for A2aAgent {
+    /// The id of the conversation is known after the agent's first response. A task in progress may refuse another
+    /// message or make a new task of it, so no steer is promised.
+    fn ready_update(&self, _: &AgentSpec) -> AgentUpdate {
+        let agent_session_id = self.conversation.context_id().map(str::to_owned);
+        AgentUpdate::Ready { agent_session_id, steers: false }
     }
 
-    /// Runs one turn. If the future is dropped, its task is cancelled without waiting for the result.
-    pub(crate) async fn turn(
-        &mut self,
-        turn: &DriverTurn<'_>,
-        prompt: &DriverPrompt,
-    ) -> Result<DriverTurnEnd, LinkClosed> {
-        self.conversation.turn(turn, prompt).await.map(DriverTurnEnd::Stopped)
+    /// If the future is dropped, its task is cancelled without waiting for the result.
+    fn turn<'a>(
+        &'a mut self,
+        turn: &'a DriverTurn<'a>,
+        prompt: &'a DriverPrompt,
+    ) -> BoxFuture<'a, Result<DriverTurnEnd, LinkClosed>> {
+        Box::pin(async move { self.conversation.turn(turn, prompt).await.map(DriverTurnEnd::Stopped) })
     }
 }

@@ -32,6 +32,7 @@ use super::prompt_content;
 use super::tool_calls::AcpToolPermission;
 use super::turn::AcpTurn;
 use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_for_emit};
+use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 use crate::turn_state::OpenAsk;
 
@@ -39,7 +40,7 @@ use crate::turn_state::OpenAsk;
 const PROMPT_METHOD: &str = "session/prompt";
 
 /// A conversation with one ACP agent.
-pub(super) struct AcpConversation<R, W> {
+pub(crate) struct AcpConversation<R, W> {
     connection: AcpConnection<R, W>,
     session: SessionId,
     prompt_capabilities: PromptCapabilities,
@@ -81,19 +82,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             unsent_reasons: Vec::new(),
         }
     }
+}
 
-    /// The agent's id for this conversation.
-    pub(super) fn session_id(&self) -> &SessionId {
-        &self.session
-    }
-
-    /// Closes the agent's stdin and returns its stdout.
-    pub(super) fn hang_up(self) -> R {
-        self.connection.hang_up()
+impl<R, W> StdioConversation for AcpConversation<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    fn session_id(&self) -> Option<String> {
+        Some(self.session.to_string())
     }
 
     /// Runs one turn, from the prompt to the agent's response. Returns `None` if the agent has exited.
-    pub(super) async fn turn(
+    async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
         prompt: &DriverPrompt,
@@ -144,7 +145,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
 
     /// Serves the agent between turns. Output belongs to the previous run, asks are cancelled, and files are served.
     /// Returns when the agent has exited. Cancel safe.
-    pub(super) async fn idle(&mut self, output: &AgentOutput) {
+    async fn idle(&mut self, output: &AgentOutput) {
         loop {
             let listening = self.late_output.is_none();
             tokio::select! {
@@ -160,6 +161,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         }
     }
 
+    fn close_stdin(self) -> impl AsyncRead + Unpin + Send {
+        self.connection.hang_up()
+    }
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
     /// Asks the agent to stop and cancels everything that it waits for.
     fn cancel(&mut self, open_turn: &mut AcpTurn<'_>) {
         open_turn.mark_cancelled();

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use super::connection::AcpConnection;
 use super::event_decoder::{AcpEventDecoder, quarterdeck_meta};
 use super::profile::AcpProfile;
+use crate::stdio_agent::StdioHandshakeError;
 use crate::tool_server::{SERVER_NAME, ToolServer};
 
 /// How long an agent that replays late must be silent before its replay counts as finished.
@@ -59,12 +60,7 @@ pub(super) struct AcpHandshakeResult {
 }
 
 /// Why no conversation could be opened.
-#[derive(Debug)]
-pub(super) enum AcpHandshakeError {
-    AgentExited,
-    /// The agent answered with an error.
-    Refused(Error),
-}
+pub(super) type AcpHandshakeError = StdioHandshakeError<Error>;
 
 /// Initializes the agent and opens a session: the old one if it can be resumed, else a new one.
 pub(super) async fn perform_handshake<R, W>(

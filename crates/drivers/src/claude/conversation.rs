@@ -21,11 +21,12 @@ use super::prompt_content;
 use super::turn::{ClaudeSteerOutcome, ClaudeTurn};
 use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_for_emit};
 use crate::line_transport::{LineTransport, log_ignored_line};
+use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 use crate::turn_state::OpenAsk;
 
 /// A conversation with one Claude Code process.
-pub(super) struct ClaudeConversation<R, W> {
+pub(crate) struct ClaudeConversation<R, W> {
     lines: LineTransport<R, W>,
     session: String,
     decoder: ClaudeEventDecoder,
@@ -69,19 +70,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
             first_notice: resume_failure.map(resume_notice),
         }
     }
+}
 
-    /// The agent's id for this conversation.
-    pub(super) fn session_id(&self) -> &str {
-        &self.session
-    }
-
-    /// Closes the agent's stdin and returns its stdout.
-    pub(super) fn hang_up(self) -> R {
-        self.lines.close_stdin()
+impl<R, W> StdioConversation for ClaudeConversation<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    fn session_id(&self) -> Option<String> {
+        Some(self.session.clone())
     }
 
     /// Runs one turn, from the prompt to the agent's last result. Returns `None` if the agent has exited.
-    pub(super) async fn turn(
+    async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
         prompt: &DriverPrompt,
@@ -135,7 +136,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
 
     /// Serves the agent between turns. Output belongs to the previous run, and asks are denied. Returns when the agent
     /// has exited. Cancel safe.
-    pub(super) async fn idle(&mut self, output: &AgentOutput) {
+    async fn idle(&mut self, output: &AgentOutput) {
         self.output = Some(output.clone());
         loop {
             let listening = self.late_output.is_none();
@@ -151,6 +152,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
         }
     }
 
+    fn close_stdin(self) -> impl AsyncRead + Unpin + Send {
+        self.lines.close_stdin()
+    }
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
     /// Asks the agent to stop and denies its open asks.
     fn cancel(&mut self, open_turn: &mut ClaudeTurn<'_>) {
         open_turn.cancelled = true;

@@ -7,14 +7,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::conversation::next_message;
 use super::messages::{self, ClaudeMessage};
 use crate::line_transport::LineTransport;
+use crate::stdio_agent::StdioHandshakeError;
 
-/// Why the handshake failed.
-#[derive(Debug)]
-pub(super) enum ClaudeHandshakeError {
-    AgentExited,
-    /// The agent answered with this error.
-    Refused(String),
-}
+/// Why no conversation could be opened.
+pub(super) type ClaudeHandshakeError = StdioHandshakeError<String>;
 
 const HELLO_ID: &str = "qd-hello";
 

@@ -24,10 +24,11 @@ use super::turn::{CodexOpenAsk, CodexTurn, sleep_until};
 use super::turn_end::CodexTurnEnd;
 use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_for_emit};
 use crate::pricing::TokenPricing;
+use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 
 /// A conversation with one Codex server.
-pub(super) struct CodexConversation<R, W> {
+pub(crate) struct CodexConversation<R, W> {
     pub(super) connection: CodexConnection<R, W>,
     pub(super) thread: String,
     pub(super) decoder: CodexEventDecoder,
@@ -64,19 +65,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
             first_notices,
         }
     }
+}
 
-    /// The agent's id for this conversation.
-    pub(super) fn thread_id(&self) -> &str {
-        &self.thread
-    }
-
-    /// Closes the server's stdin and returns its stdout.
-    pub(super) fn close_stdin(self) -> R {
-        self.connection.close_stdin()
+impl<R, W> StdioConversation for CodexConversation<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    fn session_id(&self) -> Option<String> {
+        Some(self.thread.clone())
     }
 
     /// Runs one turn, from the prompt to its end. Returns `None` if the agent has exited.
-    pub(super) async fn turn(
+    async fn turn(
         &mut self,
         turn: &DriverTurn<'_>,
         prompt: &DriverPrompt,
@@ -126,7 +127,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
 
     /// Serves the agent between turns. Output belongs to the earlier runs, and asks are declined. Returns when the
     /// agent has exited. Cancel safe.
-    pub(super) async fn idle(&mut self, output: &AgentOutput) {
+    async fn idle(&mut self, output: &AgentOutput) {
         loop {
             let listening = self.late_output.is_none();
             tokio::select! {
@@ -141,6 +142,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
         }
     }
 
+    fn close_stdin(self) -> impl AsyncRead + Unpin + Send {
+        self.connection.close_stdin()
+    }
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
     fn send_steer(&mut self, open_turn: &mut CodexTurn<'_>, steer: DriverSteer) {
         let Some(turn) = open_turn.id.clone() else { return };
         let id = self.send_steer_text(&self.thread.clone(), &turn, &steer.text);

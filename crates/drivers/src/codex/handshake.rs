@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::connection::{CodexConnection, CodexMessage, CodexParams, CodexRpcError};
+use crate::stdio_agent::StdioHandshakeError;
 use crate::tool_server::{CALL_TIMEOUT_S, SERVER_NAME, ToolServer};
 
 /// Options for opening a conversation.
@@ -33,12 +34,7 @@ pub(super) struct CodexHandshakeResult {
 }
 
 /// Why no conversation could be opened.
-#[derive(Debug)]
-pub(super) enum CodexHandshakeError {
-    AgentExited,
-    /// The server answered with an error.
-    Refused(CodexRpcError),
-}
+pub(super) type CodexHandshakeError = StdioHandshakeError<CodexRpcError>;
 
 /// Initializes the server and opens a thread: the old one if it can be resumed, else a new one.
 pub(super) async fn perform_handshake<R, W>(

@@ -15,19 +15,18 @@ mod event_decoder;
 mod tests;
 mod turn;
 
-use std::time::Duration;
-
 use futures_util::FutureExt;
-use qd_link::LinkClosed;
+use futures_util::future::BoxFuture;
+use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::event::RunError;
 use qd_protocol::limits::INLINE_MAX;
-use qd_protocol::link::TurnOutcome;
-use qd_protocol::manifest::Manifest;
+use qd_protocol::link::{AgentUpdate, TurnOutcome};
 use qd_protocol::worker::AgentSpec;
 use serde_json::Value;
 
 use self::connector::{PeerConnection, PeerConnector};
 use self::turn::{PeerTurn, PeerTurnResult};
+use crate::agent_driver::{AgentDriver, AgentStart};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
 /// The most bytes of a transcript, as JSON, that are kept to restore the conversation: the limit of a suspended run.
@@ -45,13 +44,11 @@ pub(crate) struct PeerWorkerAgent {
 
 impl PeerWorkerAgent {
     /// Connects within the limit. Nothing is started at the worker before there is a prompt.
-    pub(crate) async fn start(
-        spec: &AgentSpec,
-        manifest: &Manifest,
-        limit: Duration,
-    ) -> Result<Self, RunError> {
+    pub(crate) async fn start(start: AgentStart<'_>) -> Result<Self, RunError> {
+        let limit = start.time_limit();
+        let AgentStart { spec, manifest, .. } = start;
         let failed = |message: String| RunError::new("agent_failed_to_start", message);
-        let connector = PeerConnector::from_spec(spec, manifest).map_err(failed)?;
+        let connector = PeerConnector::from_spec(spec, &manifest).map_err(failed)?;
         let timed_out = || format!("the worker at {connector} did not answer within {} s", limit.as_secs());
         let connection = match tokio::time::timeout(limit, connector.connect()).await {
             Ok(connection) => connection.map_err(failed)?,
@@ -62,7 +59,7 @@ impl PeerWorkerAgent {
 
     /// Runs one turn. The turn owns the connection: dropping the future drops the connection, which ends the worker's
     /// run.
-    pub(crate) async fn turn(
+    async fn run_turn(
         &mut self,
         turn: &DriverTurn<'_>,
         prompt: &DriverPrompt,
@@ -101,23 +98,42 @@ impl PeerWorkerAgent {
         }
         Ok(DriverTurnEnd::Stopped(outcome))
     }
+}
+
+impl AgentDriver for PeerWorkerAgent {
+    /// The conversation has no id: it lives in the connection.
+    fn ready_update(&self, _: &AgentSpec) -> AgentUpdate {
+        AgentUpdate::Ready { agent_session_id: None, steers: true }
+    }
+
+    fn turn<'a>(
+        &'a mut self,
+        turn: &'a DriverTurn<'a>,
+        prompt: &'a DriverPrompt,
+    ) -> BoxFuture<'a, Result<DriverTurnEnd, LinkClosed>> {
+        Box::pin(self.run_turn(turn, prompt))
+    }
 
     /// Answers pings between turns and notices a closed connection. Frames belong to no run then and are ignored. Never
     /// resolves: a closed connection is opened again at the next prompt.
-    pub(crate) async fn idle(&mut self) -> RunError {
-        while let Some(connection) = &mut self.connection {
-            if connection.next_event(true).await.is_err() {
-                self.connection = None;
+    fn idle<'a>(&'a mut self, _: &'a AgentOutput) -> BoxFuture<'a, RunError> {
+        Box::pin(async move {
+            while let Some(connection) = &mut self.connection {
+                if connection.next_event(true).await.is_err() {
+                    self.connection = None;
+                }
             }
-        }
-        std::future::pending().await
+            std::future::pending().await
+        })
     }
 
     /// Closes the connection.
-    pub(crate) async fn stop(self) {
-        if let Some(connection) = self.connection {
-            connection.close().await;
-        }
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            if let Some(connection) = self.connection {
+                connection.close().await;
+            }
+        })
     }
 }
 

@@ -23,10 +23,10 @@ mod turn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_keeper::KeeperHandle;
-use qd_link::LinkClosed;
+use futures_util::future::BoxFuture;
+use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::event::RunError;
-use qd_protocol::manifest::Manifest;
+use qd_protocol::link::AgentUpdate;
 use qd_protocol::worker::AgentSpec;
 
 use self::conversation::{PtyConversation, PtyFailure};
@@ -35,7 +35,7 @@ use self::screen_rules::ScreenRules;
 use self::shared_screen::SharedScreen;
 use self::terminal::NewTerminal;
 use super::process::{AgentProcess, AgentProgram, own_program};
-use crate::terminal_window::TerminalWindow;
+use crate::agent_driver::{AgentDriver, AgentStart, AgentSupervision};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
 /// How long a program whose terminal hung up may take to exit by itself.
@@ -51,22 +51,19 @@ pub(crate) struct PtyAgent {
 impl PtyAgent {
     /// Starts the program in a terminal of its own, which the window shows from then on, and waits until it accepts a
     /// prompt, within the limit.
-    pub(crate) async fn start(
-        spec: &AgentSpec,
-        manifest: &Manifest,
-        keeper: Arc<KeeperHandle>,
-        window: &TerminalWindow,
-        limit: Duration,
-    ) -> Result<Self, RunError> {
-        let rules = ScreenRules::from_manifest(manifest)?;
+    pub(crate) async fn start(start: AgentStart<'_>) -> Result<Self, RunError> {
+        let limit = start.time_limit();
+        let AgentSupervision { keeper, window } = start.supervision()?;
+        let AgentStart { spec, manifest, .. } = start;
+        let rules = ScreenRules::from_manifest(&manifest)?;
         let size = TerminalSize::clamped(manifest.pty.cols, manifest.pty.rows);
         let new_terminal = NewTerminal::open(size).map_err(|cause| {
             RunError::new("agent_failed_to_start", format!("failed to open a terminal: {cause}"))
         })?;
-        let program = AgentProgram::from_manifest(manifest, spec);
+        let program = AgentProgram::from_manifest(&manifest, spec);
         let name =
             program.argv.first().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
-        let started = AgentProcess::start(&keeper, spec, in_terminal(program, &new_terminal.path));
+        let started = AgentProcess::start(keeper, spec, in_terminal(program, &new_terminal.path));
         let not_ready = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
@@ -83,7 +80,7 @@ impl PtyAgent {
             pty: manifest.pty.clone(),
             program_name: name,
             own_foreground: None,
-            keeper,
+            keeper: Arc::clone(keeper),
             helpers: manifest.turn.helpers.clone(),
         };
         let mut agent = Self { process, conversation };
@@ -95,40 +92,6 @@ impl PtyAgent {
         }
     }
 
-    /// Whether a turn can be steered: by typing while it runs.
-    pub(crate) fn steers(&self) -> bool {
-        self.conversation.pty.queued_input_supported
-    }
-
-    /// Runs one turn. If the future is dropped, or if the state of the program is unclear, the program must be ended.
-    pub(crate) async fn turn(
-        &mut self,
-        turn: &DriverTurn<'_>,
-        prompt: &DriverPrompt,
-    ) -> Result<DriverTurnEnd, LinkClosed> {
-        Ok(match self.conversation.turn(turn, prompt).await? {
-            Ok(outcome) => DriverTurnEnd::Stopped(outcome),
-            Err(PtyFailure::ProgramExited) => {
-                DriverTurnEnd::AgentExited(self.exit_error("in the middle of its turn").await)
-            }
-            Err(PtyFailure::Unclear(error)) => DriverTurnEnd::AgentExited(error),
-        })
-    }
-
-    /// Runs between turns. Resolves when the program has exited; dropping the wait loses nothing.
-    pub(crate) async fn idle(&mut self) -> RunError {
-        self.conversation.idle().await;
-        self.exit_error("between two turns").await
-    }
-
-    /// Ends the program as closing its window would: the terminal hangs up. If it stays, the keeper ends it.
-    pub(crate) async fn stop(self) {
-        let exited = self.process.exited();
-        drop(self);
-        // The keeper ends a program that stays.
-        let _left = tokio::time::timeout(LEAVE_GRACE, exited).await;
-    }
-
     /// Explains why the program is gone, with the last lines of its screen if stderr is empty.
     async fn exit_error(&mut self, when: &str) -> RunError {
         let error = self.process.exit_error(when).await;
@@ -136,6 +99,46 @@ impl PtyAgent {
             true => RunError { stderr: self.conversation.last_lines(), ..error },
             false => error,
         }
+    }
+}
+
+impl AgentDriver for PtyAgent {
+    /// The conversation has no id: it lives in the agent's process. A turn is steered by typing while it runs.
+    fn ready_update(&self, _: &AgentSpec) -> AgentUpdate {
+        let steers = self.conversation.pty.queued_input_supported;
+        AgentUpdate::Ready { agent_session_id: None, steers }
+    }
+
+    /// If the state of the program is unclear, it must be ended.
+    fn turn<'a>(
+        &'a mut self,
+        turn: &'a DriverTurn<'a>,
+        prompt: &'a DriverPrompt,
+    ) -> BoxFuture<'a, Result<DriverTurnEnd, LinkClosed>> {
+        Box::pin(async move {
+            Ok(match self.conversation.turn(turn, prompt).await? {
+                Ok(outcome) => DriverTurnEnd::Stopped(outcome),
+                Err(PtyFailure::ProgramExited) => {
+                    DriverTurnEnd::AgentExited(self.exit_error("in the middle of its turn").await)
+                }
+                Err(PtyFailure::Unclear(error)) => DriverTurnEnd::AgentExited(error),
+            })
+        })
+    }
+
+    fn idle<'a>(&'a mut self, _: &'a AgentOutput) -> BoxFuture<'a, RunError> {
+        Box::pin(async move {
+            self.conversation.idle().await;
+            self.exit_error("between two turns").await
+        })
+    }
+
+    /// Ends the program as closing its window would: the terminal hangs up.
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        let exited = self.process.exited();
+        drop(self);
+        // The keeper ends a program that stays.
+        Box::pin(async move { drop(tokio::time::timeout(LEAVE_GRACE, exited).await) })
     }
 }
 

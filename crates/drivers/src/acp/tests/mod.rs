@@ -22,12 +22,11 @@ use super::connection::AcpConnection;
 use super::conversation::{AcpConversation, run_error};
 use super::handshake::{AcpHandshakeError, AcpHandshakeOptions, perform_handshake};
 use super::profile::AcpProfile;
-use crate::harness::{DriverHarness, hung_up_error, impl_harness_driver};
+use crate::harness::{DriverHarness, hung_up_error};
+use crate::stdio_agent::StdioConversation;
 use qd_script::{ScriptSetup, serve};
 
 type AcpTestConversation = AcpConversation<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
-
-impl_harness_driver!(AcpTestConversation);
 
 /// The scripted agent, ready for a prompt.
 async fn scripted() -> DriverHarness {
@@ -91,9 +90,7 @@ async fn open_conversation(
     };
     let conversation =
         AcpConversation::new(connection, handshake, AcpClientService::for_workspace(&spec.cwd, None));
-    let ready = AgentUpdate::Ready {
-        agent_session_id: Some(conversation.session_id().to_string()),
-        steers: manifest.can_steer(),
-    };
+    let ready =
+        AgentUpdate::Ready { agent_session_id: conversation.session_id(), steers: manifest.can_steer() };
     Ok((conversation, ready))
 }

@@ -18,13 +18,12 @@ use super::conversation::ClaudeConversation;
 use super::event_decoder::ClaudeEventDecoder;
 use super::handshake::{ClaudeHandshakeError, perform_handshake};
 use super::usage::ClaudeUsageCounter;
-use crate::harness::{DriverHarness, hung_up_error, impl_harness_driver};
+use crate::harness::{DriverHarness, hung_up_error};
 use crate::line_transport::LineTransport;
 use crate::pricing::TokenPricing;
+use crate::stdio_agent::StdioConversation;
 
 type ClaudeTestConversation = ClaudeConversation<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
-
-impl_harness_driver!(ClaudeTestConversation);
 
 /// What the driver gets besides the agent.
 #[derive(Default)]
@@ -83,7 +82,6 @@ async fn open_conversation(
         true,
         resume_failure,
     );
-    let ready =
-        AgentUpdate::Ready { agent_session_id: Some(conversation.session_id().to_owned()), steers: true };
+    let ready = AgentUpdate::Ready { agent_session_id: conversation.session_id(), steers: true };
     Ok((conversation, ready))
 }

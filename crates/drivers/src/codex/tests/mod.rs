@@ -18,12 +18,11 @@ use self::fake_agent::FakeCodexAgent;
 use super::connection::CodexConnection;
 use super::conversation::{CodexConversation, run_error};
 use super::handshake::{CodexHandshakeError, CodexHandshakeOptions, perform_handshake};
-use crate::harness::{DriverHarness, hung_up_error, impl_harness_driver, let_all_wait};
+use crate::harness::{DriverHarness, hung_up_error, let_all_wait};
 use crate::pricing::TokenPricing;
+use crate::stdio_agent::StdioConversation;
 
 type CodexTestConversation = CodexConversation<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
-
-impl_harness_driver!(CodexTestConversation);
 
 /// An agent that is ready, and its fake server.
 async fn ready_agent() -> (DriverHarness, FakeCodexAgent) {
@@ -66,8 +65,7 @@ async fn open_conversation(
         Err(CodexHandshakeError::Refused(error)) => return Err(AgentExitReason::Failed(run_error(&error))),
     };
     let conversation = CodexConversation::new(connection, handshake, TokenPricing::from_spec(&spec));
-    let ready =
-        AgentUpdate::Ready { agent_session_id: Some(conversation.thread_id().to_owned()), steers: true };
+    let ready = AgentUpdate::Ready { agent_session_id: conversation.session_id(), steers: true };
     Ok((conversation, ready))
 }
 
