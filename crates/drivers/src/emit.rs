@@ -48,6 +48,16 @@ pub(crate) async fn emit_late_and_notices(
     emit_all(turn, notices.into_iter().map(|text| TurnUpdate::Notice { text }).collect()).await
 }
 
+/// The notice about a file of the prompt that the agent cannot take.
+pub(crate) fn left_out_notice(name: impl std::fmt::Display) -> String {
+    format!("the agent cannot take the file {name}, which was left out")
+}
+
+/// The notice about a conversation that could not be resumed.
+pub(crate) fn new_conversation_notice(reason: impl std::fmt::Display) -> String {
+    format!("the agent could not resume its old conversation and started a new one: {reason}")
+}
+
 /// Sends updates of a turn that is over.
 pub(crate) async fn emit_late(
     output: AgentOutput,

@@ -1,14 +1,15 @@
 //! The updates and asks of one turn, for drivers that need them in order: one batch of updates is sent at a time, and
-//! an ask waits until the batch is sent. This module only keeps the state; a driver's loop decides.
+//! an ask waits until the batch is sent. This module puts what happens into one order; a driver decides what follows.
 
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use qd_link::LinkClosed;
-use qd_protocol::AskId;
 use qd_protocol::link::TurnUpdate;
+use qd_protocol::{AskId, RunId};
 
-use super::emit::{EmitFuture, emit_all};
-use crate::turn::DriverTurn;
+use super::emit::{EmitFuture, emit_all_for_run, wait_for_emit};
+use crate::turn::{DriverSteer, DriverTurn};
 
 /// An ask that waits for its answer.
 type AskFuture<'t, S> = BoxFuture<'t, Result<S, LinkClosed>>;
@@ -23,6 +24,18 @@ pub(crate) struct TurnState<'t, I, C, S> {
     queued_ask: Option<(OpenAsk<I, C>, AskFuture<'t, S>)>,
     pub(crate) pending_answers: FuturesUnordered<AskFuture<'t, (I, S)>>,
     open_asks: Vec<OpenAsk<I, C>>,
+}
+
+/// What happened in a turn. `M` is a message of the agent.
+pub(crate) enum TurnEvent<I, S, M> {
+    CancelRequested,
+    /// Somebody has answered this ask, which is no longer open.
+    Answered(I, S),
+    Steer(DriverSteer),
+    /// `None` if the agent has exited.
+    Message(Option<M>),
+    /// Nothing that a driver has to act on: updates have been sent, or an ask was answered that is no longer open.
+    Nothing,
 }
 
 /// An ask that the agent waits for.
@@ -50,8 +63,13 @@ where
 
     /// Starts to send updates.
     pub(crate) fn emit(&mut self, updates: Vec<TurnUpdate>) {
+        self.emit_for_run(self.turn.run.clone(), updates);
+    }
+
+    /// Starts to send updates of this run or an earlier one.
+    pub(crate) fn emit_for_run(&mut self, run: RunId, updates: Vec<TurnUpdate>) {
         if !updates.is_empty() {
-            self.emitting = Some(Box::pin(emit_all(self.turn, updates)));
+            self.emitting = Some(Box::pin(emit_all_for_run(self.turn, run, updates)));
         }
     }
 
@@ -72,6 +90,38 @@ where
         let id = open.id.clone();
         self.open_asks.push(open);
         self.pending_answers.push(Box::pin(async move { future.await.map(|settled| (id, settled)) }));
+    }
+
+    /// Waits for what happens next. A cancel comes first, and earlier updates are sent before the next message is read.
+    /// `cancellable`: the turn was not cancelled before. `steerable`: the agent takes a steer now. `message` is the
+    /// agent's next message; it must read nothing unless [`Self::is_listening`]. Dropping the wait loses nothing.
+    pub(crate) async fn next_event<M>(
+        &mut self,
+        cancellable: bool,
+        steerable: bool,
+        message: impl Future<Output = Option<M>>,
+    ) -> Result<TurnEvent<I, S, M>, LinkClosed> {
+        tokio::select! {
+            biased;
+            () = self.turn.cancelled(), if cancellable => Ok(TurnEvent::CancelRequested),
+            sent = wait_for_emit(&mut self.emitting) => {
+                sent?;
+                self.finish_emitting();
+                Ok(TurnEvent::Nothing)
+            }
+            Some(resolved) = self.pending_answers.next() => {
+                let (id, outcome) = resolved?;
+                let was_open = self.close_ask(&id).is_some();
+                Ok(if was_open { TurnEvent::Answered(id, outcome) } else { TurnEvent::Nothing })
+            }
+            steer = self.turn.next_steer(), if steerable => Ok(TurnEvent::Steer(steer)),
+            message = message => Ok(TurnEvent::Message(message)),
+        }
+    }
+
+    /// Whether the agent may be read: no updates are being sent.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.emitting.is_none()
     }
 
     /// Whether the ask is open, or queued behind the updates that are being sent.

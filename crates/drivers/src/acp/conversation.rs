@@ -5,36 +5,36 @@
 //! unbounded by design, and it answers lines that are not messages.
 
 use agent_client_protocol::v1::schema::{
-    CancelNotification, CancelRequestNotification, CreateElicitationRequest, Meta, PromptCapabilities,
-    PromptResponse, RequestPermissionRequest, SessionId, SessionNotification, SessionUpdate, StopReason,
+    CancelNotification, CancelRequestNotification, CreateElicitationRequest, PromptCapabilities,
+    RequestPermissionRequest, SessionId, SessionNotification, SessionUpdate,
 };
 use agent_client_protocol::{
-    Error, ErrorCode, JsonRpcMessage, JsonRpcResponse, RawJsonRpcId, RawJsonRpcMessage,
-    RawJsonRpcNotification, RawJsonRpcParams, RawJsonRpcRequest, RawJsonRpcResponse,
+    Error, ErrorCode, JsonRpcMessage, RawJsonRpcId, RawJsonRpcMessage, RawJsonRpcNotification,
+    RawJsonRpcParams, RawJsonRpcRequest, RawJsonRpcResponse,
 };
-use futures_util::StreamExt;
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
-use qd_protocol::event::RunError;
 use qd_protocol::link::{TurnOutcome, TurnStopReason, TurnUpdate};
 use qd_protocol::manifest::{QuestionMethod, RefusalRule, SteerMethod};
 use qd_protocol::worker::META_KEY;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::asks::{AcpApprovalRequest, AcpAsk, AcpAskOutcome};
 use super::client_service::{AcpClientOperation, AcpClientService, AcpRequestHandling};
 use super::connection::AcpConnection;
-use super::event_decoder::{AcpEventDecoder, quarterdeck_meta};
-use super::handshake::{AcpHandshakeResult, error_text};
+use super::event_decoder::AcpEventDecoder;
+use super::handshake::AcpHandshakeResult;
 use super::prompt_content;
 use super::tool_calls::AcpToolPermission;
 use super::turn::AcpTurn;
-use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_for_emit};
+use super::turn_end::turn_outcome;
+use crate::emit::{
+    EmitFuture, emit_late, emit_late_and_notices, left_out_notice, new_conversation_notice, wait_for_emit,
+};
 use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
-use crate::turn_state::OpenAsk;
+use crate::turn_state::{OpenAsk, TurnEvent};
 
 /// The method for prompts. Some agents also take steers through it.
 const PROMPT_METHOD: &str = "session/prompt";
@@ -65,8 +65,6 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         handshake: AcpHandshakeResult,
         service: AcpClientService,
     ) -> Self {
-        let resume_notice =
-            |why| format!("the agent could not resume its old conversation and started a new one: {why}");
         let reads_our_meta =
             handshake.capabilities.meta.as_ref().is_some_and(|meta| meta.contains_key(META_KEY));
         Self {
@@ -77,7 +75,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             decoder: handshake.decoder,
             last_run: None,
             late_output: None,
-            first_notice: handshake.resume_failure.map(resume_notice),
+            first_notice: handshake.resume_failure.map(new_conversation_notice),
             reads_our_meta,
             unsent_reasons: Vec::new(),
         }
@@ -108,37 +106,25 @@ where
         let (request, left_out) =
             prompt_content::prompt_request(self.session.clone(), &self.prompt_capabilities, prompt, &reasons);
         let mut open_turn = AcpTurn::new(turn, self.connection.request(&request));
-        let left_out_notice = |name| format!("the agent cannot take the file {name}, which was left out");
         let notices =
             self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
         open_turn.state.emitting =
             Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
         loop {
-            let listening = open_turn.state.emitting.is_none();
-            tokio::select! {
-                // A cancel comes first, and earlier updates are sent before the next message is read.
-                biased;
-                () = turn.cancelled(), if !open_turn.cancelled => self.cancel(&mut open_turn),
-                sent = wait_for_emit(&mut open_turn.state.emitting) => {
-                    sent?;
-                    open_turn.state.finish_emitting();
-                }
-                Some(resolved) = open_turn.state.pending_answers.next() => {
-                    let (id, outcome) = resolved?;
-                    if open_turn.state.close_ask(&id).is_some() {
-                        self.send_ask_outcome(&mut open_turn, id, outcome);
-                    }
-                }
-                steer = turn.next_steer(), if self.steers() && !open_turn.cancelled => {
-                    self.send_steer(&mut open_turn, steer).await?;
-                }
-                (id, served) = self.service.next() => self.connection.respond(id, served),
-                message = self.connection.next(listening) => {
-                    let Some(message) = message else { return Ok(None) };
+            let (cancellable, listening) = (!open_turn.cancelled, open_turn.state.is_listening());
+            let steerable = self.steers() && cancellable;
+            let message = next_message(&mut self.connection, &mut self.service, listening);
+            match open_turn.state.next_event(cancellable, steerable, message).await? {
+                TurnEvent::CancelRequested => self.cancel(&mut open_turn),
+                TurnEvent::Answered(id, outcome) => self.send_ask_outcome(&mut open_turn, id, outcome),
+                TurnEvent::Steer(steer) => self.send_steer(&mut open_turn, steer).await?,
+                TurnEvent::Message(None) => return Ok(None),
+                TurnEvent::Message(Some(message)) => {
                     if let Some(outcome) = self.handle_message(&mut open_turn, message).await? {
                         return Ok(Some(outcome));
                     }
                 }
+                TurnEvent::Nothing => {}
             }
         }
     }
@@ -152,8 +138,7 @@ where
                 biased;
                 // The result is ignored: a session that has let go of its agent does not want late output.
                 _sent = wait_for_emit(&mut self.late_output) => self.late_output = None,
-                (id, served) = self.service.next() => self.connection.respond(id, served),
-                message = self.connection.next(listening) => match message {
+                message = next_message(&mut self.connection, &mut self.service, listening) => match message {
                     Some(message) => self.handle_idle_message(output, message),
                     None => return,
                 },
@@ -264,7 +249,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             RawJsonRpcMessage::Response(response) if open_turn.open_prompts.contains(response.id()) => {
                 open_turn.open_prompts.retain(|id| id != response.id());
                 let by_refusal = open_turn.tool_refused && !open_turn.cancelled;
-                let outcome = self.turn_outcome(open_turn.state.turn, by_refusal, response).await?;
+                let outcome =
+                    turn_outcome(&mut self.decoder, open_turn.state.turn, by_refusal, response).await?;
                 // Steers sent as prompts are part of the turn, so it ends with the last of them.
                 return Ok(open_turn.open_prompts.is_empty().then_some(outcome));
             }
@@ -445,45 +431,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             }
         }
     }
+}
 
-    async fn turn_outcome(
-        &mut self,
-        turn: &DriverTurn<'_>,
-        by_refusal: bool,
-        response: RawJsonRpcResponse,
-    ) -> Result<TurnOutcome, LinkClosed> {
-        let result = match response {
-            RawJsonRpcResponse::Result { result, .. } => PromptResponse::from_json("session/prompt", result),
-            RawJsonRpcResponse::Error { error, .. } => Err(error.into_acp_error()),
-        };
-        let response = match result {
-            Ok(response) => response,
-            Err(error) => return Ok(TurnOutcome::failed(run_error(&error))),
-        };
-        if let Some(usage) =
-            self.decoder.decode_prompt_response(response.usage.as_ref(), response.meta.as_ref())
-        {
-            turn.emit(usage).await?;
+/// The agent's next message; `None` if the agent has exited. Responds to requests that have been served meanwhile.
+async fn next_message<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    connection: &mut AcpConnection<R, W>,
+    service: &mut AcpClientService,
+    listening: bool,
+) -> Option<RawJsonRpcMessage> {
+    loop {
+        tokio::select! {
+            biased;
+            (id, served) = service.next() => connection.respond(id, served),
+            message = connection.next(listening) => return message,
         }
-        if let Some(transcript) = suspended_transcript(response.meta.as_ref()) {
-            return Ok(TurnOutcome { transcript, ..TurnOutcome::of(TurnStopReason::Suspended) });
-        }
-        Ok(match response.stop_reason {
-            StopReason::EndTurn => match self.decoder.turn_failure() {
-                Some(why) => TurnOutcome::failed(RunError::new("agent_error", why)),
-                None => TurnOutcome::of(TurnStopReason::EndTurn),
-            },
-            // Some agents end their turn when a tool is refused, and report that as a cancel.
-            StopReason::Cancelled if by_refusal => TurnOutcome::of(TurnStopReason::EndTurn),
-            StopReason::MaxTokens => TurnOutcome::of(TurnStopReason::MaxTokens),
-            StopReason::MaxTurnRequests => TurnOutcome::of(TurnStopReason::MaxTurns),
-            StopReason::Refusal => TurnOutcome::of(TurnStopReason::Refused),
-            StopReason::Cancelled => TurnOutcome::of(TurnStopReason::Cancelled),
-            other => {
-                let message = format!("the agent reported an unknown stop reason: {other:?}");
-                TurnOutcome::failed(RunError::new("agent_error", message))
-            }
-        })
     }
 }
 
@@ -510,43 +471,4 @@ fn params_value(params: Option<RawJsonRpcParams>) -> Value {
 fn steer_was_taken(response: &RawJsonRpcResponse) -> bool {
     let RawJsonRpcResponse::Result { result, .. } = response else { return false };
     result["outcome"] == "taken" || result["outcome"] == "injected"
-}
-
-/// The transcript of a suspended turn, with which it is to be resumed later.
-fn suspended_transcript(meta: Option<&Meta>) -> Option<Vec<Value>> {
-    #[derive(Deserialize)]
-    struct AcpSuspensionMeta {
-        suspended: AcpSuspension,
-    }
-    #[derive(Deserialize)]
-    struct AcpSuspension {
-        #[serde(default)]
-        transcript: Vec<Value>,
-    }
-    quarterdeck_meta(meta).map(|AcpSuspensionMeta { suspended }| suspended.transcript)
-}
-
-/// Turns an agent's error into a run error. Our own scripted agent may put an error code into `data`.
-pub(super) fn run_error(error: &Error) -> RunError {
-    #[derive(Deserialize)]
-    struct AcpErrorData {
-        quarterdeck: AcpErrorCode,
-    }
-    #[derive(Deserialize)]
-    struct AcpErrorCode {
-        code: String,
-    }
-    let code = error
-        .data
-        .as_ref()
-        .and_then(|data| AcpErrorData::deserialize(data).ok())
-        .map(|data| data.quarterdeck.code);
-    let code =
-        code.filter(|code| code.len() <= 64 && code.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
-    let code = match &code {
-        Some(code) => code,
-        None if error.code == ErrorCode::AUTH_REQUIRED => "agent_not_signed_in",
-        None => "agent_error",
-    };
-    RunError::new(code, error_text(error))
 }

@@ -4,7 +4,8 @@
 //! Layout, in reading order:
 //! - `profile`: the quirks of one agent, taken from its manifest.
 //! - `handshake`: initializes the agent and opens a new or an old session in the right mode.
-//! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn.
+//! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn; `turn_end`:
+//!   its outcome.
 //! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `diff` and `usage`; `asks`: permission
 //!   requests and questions.
 //! - `client_service`: requests that we serve for the agent, with `files` and `terminals`.
@@ -25,6 +26,7 @@ mod terminals;
 mod tests;
 mod tool_calls;
 mod turn;
+mod turn_end;
 mod usage;
 
 use std::sync::Arc;
@@ -37,10 +39,11 @@ use tokio::net::unix::pipe;
 
 use self::client_service::AcpClientService;
 use self::connection::AcpConnection;
-use self::conversation::{AcpConversation, run_error};
+use self::conversation::AcpConversation;
 use self::handshake::AcpHandshakeOptions;
 use self::profile::AcpProfile;
 pub(crate) use self::prompt_content::unseen_messages;
+use self::turn_end::run_error;
 use crate::agent_driver::AgentStart;
 use crate::stdio_agent::{StdioAgent, StdioAgentStart, refused_start};
 use crate::tool_server::ToolServer;

@@ -5,7 +5,6 @@
 //! sent for it are settled. So no result can be mistaken for that of another message, even if the agent has started a
 //! turn on its own.
 
-use futures_util::StreamExt;
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
@@ -19,11 +18,13 @@ use super::event_decoder::ClaudeEventDecoder;
 use super::messages::{self, ClaudeCommandState, ClaudeMessage, ClaudeTurnResult};
 use super::prompt_content;
 use super::turn::{ClaudeSteerOutcome, ClaudeTurn};
-use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_for_emit};
+use crate::emit::{
+    EmitFuture, emit_late, emit_late_and_notices, left_out_notice, new_conversation_notice, wait_for_emit,
+};
 use crate::line_transport::{LineTransport, log_ignored_line};
 use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
-use crate::turn_state::OpenAsk;
+use crate::turn_state::{OpenAsk, TurnEvent};
 
 /// A conversation with one Claude Code process.
 pub(crate) struct ClaudeConversation<R, W> {
@@ -55,8 +56,6 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
         steers: bool,
         resume_failure: Option<String>,
     ) -> Self {
-        let resume_notice =
-            |why| format!("the agent could not resume its old conversation and started a new one: {why}");
         Self {
             lines,
             session,
@@ -67,7 +66,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
             last_run: None,
             output: None,
             late_output: None,
-            first_notice: resume_failure.map(resume_notice),
+            first_notice: resume_failure.map(new_conversation_notice),
         }
     }
 }
@@ -98,38 +97,28 @@ where
         let (content, left_out) = prompt_content::content_blocks(prompt);
         self.lines.queue_message(&messages::user_message(&uuid, content));
         let mut open_turn = ClaudeTurn::new(turn, uuid);
-        let left_out_notice = |name| format!("the agent cannot take the file {name}, which was left out");
         let notices =
             self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
         open_turn.state.emitting =
             Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
         loop {
-            let listening = open_turn.state.emitting.is_none();
-            tokio::select! {
-                // A cancel comes first, and earlier updates are sent before the next message is read.
-                biased;
-                () = turn.cancelled(), if !open_turn.cancelled => self.cancel(&mut open_turn),
-                sent = wait_for_emit(&mut open_turn.state.emitting) => {
-                    sent?;
-                    open_turn.state.finish_emitting();
+            let steerable = self.steers && open_turn.takes_steers();
+            let message = next_message(&mut self.lines, open_turn.state.is_listening());
+            match open_turn.state.next_event(!open_turn.cancelled, steerable, message).await? {
+                TurnEvent::CancelRequested => self.cancel(&mut open_turn),
+                TurnEvent::Answered(id, answer) => {
+                    self.lines.queue_message(&messages::control_response(&id, answer));
                 }
-                Some(resolved) = open_turn.state.pending_answers.next() => {
-                    let (id, answer) = resolved?;
-                    if open_turn.state.close_ask(&id).is_some() {
-                        self.lines.queue_message(&messages::control_response(&id, answer));
-                    }
-                }
-                steer = turn.next_steer(), if self.steers && open_turn.takes_steers() => {
-                    self.send_steer(&mut open_turn, steer);
-                }
-                message = next_message(&mut self.lines, listening) => {
-                    let Some(message) = message else { return Ok(None) };
+                TurnEvent::Steer(steer) => self.send_steer(&mut open_turn, steer),
+                TurnEvent::Message(None) => return Ok(None),
+                TurnEvent::Message(Some(message)) => {
                     self.handle_message(&mut open_turn, previous_run.as_ref(), message).await?;
                     if let Some(outcome) = open_turn.take_outcome() {
                         self.deny_open_asks(&mut open_turn);
                         return Ok(Some(outcome));
                     }
                 }
+                TurnEvent::Nothing => {}
             }
         }
     }

@@ -17,8 +17,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
     /// Asks the server to stop and answers its open asks with a cancel.
     pub(super) fn cancel(&mut self, open_turn: &mut CodexTurn<'_>) {
         open_turn.cancelled = true;
-        open_turn.pending_answers.clear();
-        for ask in open_turn.open_asks.drain(..) {
+        for ask in open_turn.state.close_all_asks() {
             self.connection.respond(&ask.id, Ok(ask.cancel_answer));
         }
         self.interrupt(open_turn);

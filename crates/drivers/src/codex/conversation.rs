@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::StreamExt;
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
@@ -20,12 +19,13 @@ use super::connection::{CodexConnection, CodexMessage, CodexParams, CodexRpcErro
 use super::event_decoder::{CodexEventDecoder, CodexNotification, CodexOutput};
 use super::handshake::CodexHandshakeResult;
 use super::prompt_content;
-use super::turn::{CodexOpenAsk, CodexTurn, sleep_until};
+use super::turn::{CodexTurn, sleep_until};
 use super::turn_end::CodexTurnEnd;
-use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, wait_for_emit};
+use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, left_out_notice, wait_for_emit};
 use crate::pricing::TokenPricing;
 use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
+use crate::turn_state::{OpenAsk, TurnEvent};
 
 /// A conversation with one Codex server.
 pub(crate) struct CodexConversation<R, W> {
@@ -90,37 +90,32 @@ where
         let (input, left_out) = prompt_content::turn_input(prompt);
         let request = self.connection.request("turn/start", json!({"threadId": self.thread, "input": input}));
         let mut open_turn = CodexTurn::new(turn, request);
-        let left_out_notice = |name| format!("the agent cannot take the file {name}, which was left out");
         let notices = self.first_notices.drain(..).chain(left_out.into_iter().map(left_out_notice)).collect();
-        open_turn.emitting = Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
+        open_turn.state.emitting =
+            Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
         loop {
-            let listening = open_turn.emitting.is_none();
+            let listening = open_turn.state.is_listening();
             if listening && let Some(outcome) = self.take_outcome(&mut open_turn) {
                 return Ok(Some(outcome));
             }
-            tokio::select! {
-                // A cancel comes first, and earlier updates are sent before the next message is read.
+            let (cancellable, steerable) = (!open_turn.cancelled, open_turn.takes_steers());
+            let message = self.connection.next(listening);
+            let event = tokio::select! {
                 biased;
-                () = turn.cancelled(), if !open_turn.cancelled => self.cancel(&mut open_turn),
-                sent = wait_for_emit(&mut open_turn.emitting) => {
-                    sent?;
-                    open_turn.emitting = None;
-                }
-                Some(resolved) = open_turn.pending_answers.next() => {
-                    let (id, outcome) = resolved?;
-                    if open_turn.close_ask(&id).is_some() {
-                        self.send_ask_outcome(&id, outcome);
-                    }
-                }
-                steer = turn.next_steer(), if open_turn.takes_steers() => self.send_steer(&mut open_turn, steer),
-                message = self.connection.next(listening) => {
-                    let Some(message) = message else { return Ok(None) };
-                    self.handle_message(&mut open_turn, message).await?;
-                }
+                event = open_turn.state.next_event(cancellable, steerable, message) => event?,
                 () = sleep_until(open_turn.settle_deadline) => {
                     open_turn.settle_deadline = None;
                     open_turn.clean_request = None;
+                    continue;
                 }
+            };
+            match event {
+                TurnEvent::CancelRequested => self.cancel(&mut open_turn),
+                TurnEvent::Answered(id, outcome) => self.send_ask_outcome(&id, outcome),
+                TurnEvent::Steer(steer) => self.send_steer(&mut open_turn, steer),
+                TurnEvent::Message(None) => return Ok(None),
+                TurnEvent::Message(Some(message)) => self.handle_message(&mut open_turn, message).await?,
+                TurnEvent::Nothing => {}
             }
         }
     }
@@ -188,10 +183,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
                 match CodexAsk::from_request(&method, &params, self.decoder.tool_calls()) {
                     Ok(ask) if open_turn.cancelled => self.connection.respond(&id, Ok(ask.cancel_answer())),
                     Ok(ask) => {
-                        open_turn.open_ask(
-                            CodexOpenAsk { id, ask_ids: ask.ask_ids(), cancel_answer: ask.cancel_answer() },
-                            ask,
-                        );
+                        let cancel_answer = ask.cancel_answer();
+                        let open = OpenAsk { id, ask_ids: ask.ask_ids(), cancel_answer };
+                        open_turn.state.ask(open, Box::pin(ask.ask_and_wait(open_turn.state.turn)));
                     }
                     Err(error) => self.connection.respond(&id, Err(error)),
                 }
@@ -221,8 +215,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
         } else if let Some(at) = open_turn.pending_steers.iter().position(|(steer, _)| *steer == id) {
             let (_, number) = open_turn.pending_steers.swap_remove(at);
             match response {
-                Ok(_) => open_turn.turn.report_steer_taken(number).await?,
-                Err(_) => open_turn.turn.report_steer_missed(number).await?,
+                Ok(_) => open_turn.state.turn.report_steer_taken(number).await?,
+                Err(_) => open_turn.state.turn.report_steer_missed(number).await?,
             }
         }
         Ok(())
@@ -258,7 +252,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
     async fn apply_notification(&mut self, open_turn: &mut CodexTurn<'_>, notification: CodexNotification) {
         match notification {
             CodexNotification::TurnStarted { thread, turn } => {
-                self.decoder.assign_turn(&turn, &open_turn.turn.run);
+                self.decoder.assign_turn(&turn, &open_turn.state.turn.run);
                 self.track_turn_start(&thread, &turn);
                 if thread != self.thread {
                     if open_turn.cancelled {
@@ -288,9 +282,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
                 }
             }
             CodexNotification::RequestResolved(id) => {
-                if let Some(open) = open_turn.close_ask(&id) {
+                if let Some(open) = open_turn.state.close_ask(&id) {
                     for ask in &open.ask_ids {
-                        open_turn.turn.withdraw_ask(ask).await;
+                        open_turn.state.turn.withdraw_ask(ask).await;
                     }
                 }
             }
@@ -336,7 +330,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
     fn emit(&mut self, open_turn: &mut CodexTurn<'_>, output: CodexOutput) {
         let CodexOutput { turn, updates } = output;
         let run = turn.and_then(|turn| self.decoder.run_of_turn(&turn).cloned());
-        open_turn.emit(run.unwrap_or_else(|| open_turn.turn.run.clone()), updates);
+        let run = run.unwrap_or_else(|| open_turn.state.turn.run.clone());
+        open_turn.state.emit_for_run(run, updates);
     }
 
     fn track_turn_start(&mut self, thread: &str, turn: &str) {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::connection::{CodexConnection, CodexMessage, CodexParams, CodexRpcError};
+use crate::emit::new_conversation_notice;
 use crate::stdio_agent::StdioHandshakeError;
 use crate::tool_server::{CALL_TIMEOUT_S, SERVER_NAME, ToolServer};
 
@@ -63,9 +64,9 @@ where
             Ok(response) => return parse_thread(&response, notices),
             Err(CodexHandshakeError::AgentExited) => return Err(CodexHandshakeError::AgentExited),
             // A thread that never had a turn is refused, too: nothing was saved for it.
-            Err(CodexHandshakeError::Refused(CodexRpcError { message, .. })) => notices.push(format!(
-                "the agent could not resume its old conversation and started a new one: {message}"
-            )),
+            Err(CodexHandshakeError::Refused(CodexRpcError { message, .. })) => {
+                notices.push(new_conversation_notice(message))
+            }
         }
     }
     let response = call(connection, "thread/start", params).await?;

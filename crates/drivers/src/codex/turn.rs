@@ -3,29 +3,23 @@
 
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use qd_link::LinkClosed;
-use qd_protocol::link::{TurnOutcome, TurnUpdate};
-use qd_protocol::{AskId, EventNumber, RunId};
+use qd_protocol::EventNumber;
+use qd_protocol::link::TurnOutcome;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::asks::{CodexAsk, CodexAskOutcome};
+use super::asks::CodexAskOutcome;
 use super::turn_end::{CodexTurnEnd, CodexTurnError};
-use crate::emit::{EmitFuture, emit_all_for_run};
 use crate::turn::DriverTurn;
+use crate::turn_state::TurnState;
 
 /// How long to wait until the commands of a cancelled turn report their end. They are ended in any case; waiting only
 /// puts their end before the end of the run.
 const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 
-/// A pending ask: resolves to the request's id and the outcome.
-type CodexAskFuture<'a> = BoxFuture<'a, Result<(Value, CodexAskOutcome), LinkClosed>>;
-
 /// The state of one turn.
 pub(super) struct CodexTurn<'t> {
-    pub(super) turn: &'t DriverTurn<'t>,
+    pub(super) state: TurnState<'t, Value, Value, CodexAskOutcome>,
     /// The id of the `turn/start` request.
     pub(super) start_request: u64,
     /// The server's id for the turn, once it has responded.
@@ -34,10 +28,6 @@ pub(super) struct CodexTurn<'t> {
     pub(super) started: bool,
     /// Whether an item of the turn was seen.
     pub(super) has_items: bool,
-    /// Updates that are being sent. The server is not read meanwhile, which is how a slow journal slows it down.
-    pub(super) emitting: Option<EmitFuture<'t>>,
-    pub(super) pending_answers: FuturesUnordered<CodexAskFuture<'t>>,
-    pub(super) open_asks: Vec<CodexOpenAsk>,
     /// Steers that the server has not answered, with their request ids.
     pub(super) pending_steers: Vec<(u64, EventNumber)>,
     /// Whether the turn is cancelled. Stays set; the interrupt is repeated at every point where the server may have
@@ -61,26 +51,15 @@ pub(super) struct CodexTurn<'t> {
     pub(super) settle_deadline: Option<Instant>,
 }
 
-/// An ask that the server waits for.
-pub(super) struct CodexOpenAsk {
-    pub(super) id: Value,
-    pub(super) ask_ids: Vec<AskId>,
-    /// The response if the turn is cancelled.
-    pub(super) cancel_answer: Value,
-}
-
 impl<'t> CodexTurn<'t> {
     /// A turn in which only the start request is open.
     pub(super) fn new(turn: &'t DriverTurn<'t>, start_request: u64) -> Self {
         Self {
-            turn,
+            state: TurnState::new(turn),
             start_request,
             id: None,
             started: false,
             has_items: false,
-            emitting: None,
-            pending_answers: FuturesUnordered::new(),
-            open_asks: Vec::new(),
             pending_steers: Vec::new(),
             cancelled: false,
             interrupt_request: None,
@@ -102,27 +81,6 @@ impl<'t> CodexTurn<'t> {
     /// Whether the turn can be steered now.
     pub(super) fn takes_steers(&self) -> bool {
         self.started && self.id.is_some() && !self.cancelled && self.outcome.is_none()
-    }
-
-    /// Starts to send updates, of this run or an earlier one.
-    pub(super) fn emit(&mut self, run: RunId, updates: Vec<TurnUpdate>) {
-        if !updates.is_empty() {
-            self.emitting = Some(Box::pin(emit_all_for_run(self.turn, run, updates)));
-        }
-    }
-
-    /// Puts an ask to the session.
-    pub(super) fn open_ask(&mut self, open: CodexOpenAsk, ask: CodexAsk) {
-        let (turn, id) = (self.turn, open.id.clone());
-        self.open_asks.push(open);
-        self.pending_answers
-            .push(Box::pin(async move { ask.ask_and_wait(turn).await.map(|outcome| (id, outcome)) }));
-    }
-
-    /// Removes an open ask and returns it.
-    pub(super) fn close_ask(&mut self, id: &Value) -> Option<CodexOpenAsk> {
-        let at = self.open_asks.iter().position(|open| open.id == *id)?;
-        Some(self.open_asks.swap_remove(at))
     }
 
     /// Records the outcome, while the request `clean` ends leftover commands.

@@ -3,7 +3,8 @@
 //! of the program is unclear, the turn fails with an error: the driver never guesses.
 //!
 //! Layout, in reading order:
-//! - `conversation`: the start, the turns and the time between them, one loop each; `turn`: the state of one turn.
+//! - `conversation`: the start, and the time between turns; `turn_loop`: the turns; `turn`: the state of one turn, and
+//!   what its screen means for it.
 //! - `screen_rules`: what a screen means; `prompt_line`: the program's prompt, learnt from its screen.
 //! - `transcript`, `output_decoder`: from the screen to the lines of a turn, and from those to updates.
 //! - `keys`: what is typed; `screen`: the terminal emulator; `shared_screen`: the same for people who watch.
@@ -19,6 +20,7 @@ pub(crate) mod shared_screen;
 mod terminal;
 mod transcript;
 mod turn;
+mod turn_loop;
 
 use std::sync::Arc;
 use std::time::Duration;
