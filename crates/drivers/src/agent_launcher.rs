@@ -36,7 +36,9 @@ struct RegisteredDriver {
     start: StartFunction,
 }
 
-type StartFunction = for<'a> fn(AgentStart<'a>) -> BoxFuture<'a, Result<Box<dyn AgentDriver>, RunError>>;
+/// How a driver starts its agent.
+pub(crate) type StartFunction =
+    for<'a> fn(AgentStart<'a>) -> BoxFuture<'a, Result<Box<dyn AgentDriver>, RunError>>;
 
 /// The driver of each kind. A new driver adds one line.
 fn registered_driver(kind: DriverKind) -> RegisteredDriver {
@@ -54,7 +56,8 @@ fn registered_driver(kind: DriverKind) -> RegisteredDriver {
     RegisteredDriver { location, start }
 }
 
-fn boxed<'a, T: AgentDriver + 'static>(
+/// The start of any driver as a [`StartFunction`] returns it.
+pub(crate) fn boxed<'a, T: AgentDriver + 'static>(
     starting: impl Future<Output = Result<T, RunError>> + Send + 'a,
 ) -> BoxFuture<'a, Result<Box<dyn AgentDriver>, RunError>> {
     Box::pin(async move { starting.await.map(|agent| Box::new(agent) as Box<dyn AgentDriver>) })
@@ -111,6 +114,15 @@ impl AgentLauncher {
 mod tests {
     use super::*;
     use qd_protocol::{SessionId, WorkerId};
+
+    #[test]
+    fn exactly_the_agents_with_a_program_run_below_a_keeper() {
+        use DriverKind::{A2a, Acp, Claude, Codex, Echo, Exec, Pty, Worker};
+        for kind in [Echo, Acp, Claude, Codex, Pty, Exec, A2a, Worker] {
+            let below_keeper = registered_driver(kind).location == AgentLocation::BelowKeeper;
+            assert_eq!(below_keeper, kind.has_program(), "{kind}");
+        }
+    }
 
     #[test]
     fn the_specifications_manifest_decides_or_else_the_built_in_agent() {

@@ -13,7 +13,7 @@
 //! - [`redact`]: removes secrets from what agents say, before anything is stored or sent.
 //! - [`terminal_window`]: where an agent shows its terminal; [`tty`]: gives a program its terminal and becomes it.
 //! - [`root_certificates`]: the certificates that outgoing TLS connections trust.
-//! - Shared by the drivers' tests: `harness` and `recording`.
+//! - Shared by the drivers' tests: `harness` and `recording`; `example_driver` is a template for a new driver.
 
 mod a2a;
 mod acp;
@@ -24,6 +24,8 @@ mod codex;
 mod dialer;
 mod echo;
 mod emit;
+#[cfg(test)]
+mod example_driver;
 mod exec;
 #[cfg(test)]
 mod harness;
