@@ -61,6 +61,19 @@ pub fn escaped_head(text: &str, limit: usize) -> &str {
     text
 }
 
+/// Splits a text into words, each with the white space after it. White space before the first word belongs to it.
+pub fn split_words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let word = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());
+        let space = rest[word..].find(char::is_whitespace).map_or(rest.len(), |at| word + at);
+        let next = rest[space..].find(|c: char| !c.is_whitespace()).map_or(rest.len(), |at| space + at);
+        let (piece, remaining) = rest.split_at(next);
+        rest = remaining;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +87,20 @@ mod tests {
         for text in ["plain", "q\"\\\n\t\u{1}\u{8}\u{c}", "äöü€😀"] {
             let json = serde_json::to_string(text).unwrap();
             assert_eq!(escaped_len(text), json.len() - 2, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn words_keep_their_white_space_exactly() {
+        for (text, expected) in [
+            ("", vec![]),
+            ("one", vec!["one"]),
+            ("one two", vec!["one ", "two"]),
+            ("  one \t\n two\u{a0}drei ", vec!["  one \t\n ", "two\u{a0}", "drei "]),
+            (" \n", vec![" \n"]),
+        ] {
+            assert_eq!(split_words(text).collect::<Vec<_>>(), expected);
+            assert_eq!(split_words(text).collect::<String>(), text);
         }
     }
 }

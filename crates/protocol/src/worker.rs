@@ -117,6 +117,10 @@ impl fmt::Debug for AgentSpec {
     }
 }
 
+/// Our key in a `_meta` of the Agent Client Protocol, for values that have no field there. The driver for that protocol
+/// and the scripted agent use it.
+pub const META_KEY: &str = "quarterdeck";
+
 /// Environment variable with the token of a session, with which `qd mcp` acts for the session.
 pub const SESSION_TOKEN_VAR: &str = "QD_SESSION_TOKEN";
 

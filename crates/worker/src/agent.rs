@@ -6,6 +6,10 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use qd_drivers::agent_driver::AgentDriver;
+use qd_drivers::agent_launcher::AgentLauncher;
+use qd_drivers::meter::TurnMeter;
+use qd_drivers::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 use qd_link::{AgentEndpoint, LinkClosed, WorkerEndpointStatus};
 use qd_protocol::RunId;
 use qd_protocol::event::{ProcessCleanup, RunError};
@@ -17,11 +21,7 @@ use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::agent_kind::AgentKind;
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
-use crate::drivers::RunningAgent;
-use crate::meter::TurnMeter;
-use crate::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 
 /// How long processes that a stopped turn started have to exit by themselves.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ impl AgentControl {
 /// It does not return while earlier turns have left processes on purpose and a worker can hold them, nor when the
 /// keeper is lost: in both cases the worker drops the task.
 pub(crate) async fn run_agent(
-    kind: AgentKind,
+    launcher: AgentLauncher,
     spec: Box<AgentSpec>,
     context: AgentContext,
     link_end: AgentEndpoint,
@@ -88,7 +88,7 @@ pub(crate) async fn run_agent(
     let AgentContext { agent_processes, endpoint_status, control } = context;
     let mut task =
         AgentTask { spec, agent_processes, endpoint_status, link_end, last_run: None, ended_turn: None };
-    match task.run(kind, &control).await {
+    match task.run(&launcher, &control).await {
         Ok(reason) => reason,
         Err(AgentTaskError::Closed(LinkClosed)) => AgentExitReason::Stopped,
         Err(AgentTaskError::KeeperLost(KeeperLostError)) => {
@@ -138,7 +138,7 @@ struct EndedTurn {
 }
 
 enum AgentStartResult {
-    Ready(RunningAgent),
+    Ready(Box<dyn AgentDriver>),
     Gone(AgentExitReason),
 }
 
@@ -153,13 +153,13 @@ enum IdleExitResult {
 impl AgentTask {
     async fn run(
         &mut self,
-        kind: AgentKind,
+        launcher: &AgentLauncher,
         control: &AgentControl,
     ) -> Result<AgentExitReason, AgentTaskError> {
         let mut waiting: Option<Box<AgentCommand>> = None;
         // Everything but the idle wait is boxed: ten thousand idle agents should cost a few megabytes.
         loop {
-            let mut agent = match Box::pin(self.start_agent(kind.clone(), waiting.as_deref())).await? {
+            let mut agent = match Box::pin(self.start_agent(launcher, waiting.as_deref())).await? {
                 AgentStartResult::Ready(agent) => agent,
                 AgentStartResult::Gone(reason) => return Ok(reason),
             };
@@ -173,12 +173,12 @@ impl AgentTask {
                         command = self.link_end.next_command() => Box::new(command.ok_or(LinkClosed)?),
                         error = agent.idle(&output) => break Box::new(error),
                         () = control.idle_stop_requested.notified() => {
-                            Box::pin(agent.stop()).await;
+                            agent.stop().await;
                             return control.report_idle_stopped().await;
                         }
                     },
                 };
-                if let Some(reason) = Box::pin(self.handle_command(&mut agent, control, command)).await? {
+                if let Some(reason) = Box::pin(self.handle_command(&mut *agent, control, command)).await? {
                     return Ok(reason);
                 }
             };
@@ -193,10 +193,11 @@ impl AgentTask {
     /// Starts the agent. `prompt` is set if it arrived after the last agent had exited.
     async fn start_agent(
         &mut self,
-        kind: AgentKind,
+        launcher: &AgentLauncher,
         prompt: Option<&AgentCommand>,
     ) -> Result<AgentStartResult, AgentTaskError> {
-        let agent = match RunningAgent::start(kind, &self.spec, self.agent_processes.as_ref()).await {
+        let supervision = self.agent_processes.as_deref().map(AgentProcesses::supervision);
+        let agent = match launcher.start(&self.spec, supervision).await {
             Ok(agent) => agent,
             Err(error) => return self.fail_to_start(error, prompt).await.map(AgentStartResult::Gone),
         };
@@ -226,7 +227,7 @@ impl AgentTask {
     /// exit reason if the agent did not survive the command.
     async fn handle_command(
         &mut self,
-        agent: &mut RunningAgent,
+        agent: &mut dyn AgentDriver,
         control: &AgentControl,
         command: Box<AgentCommand>,
     ) -> Result<Option<AgentExitReason>, AgentTaskError> {
@@ -253,7 +254,7 @@ impl AgentTask {
     /// Runs one turn from its prompt to its terminal. Returns the exit reason if the agent did not survive the turn.
     async fn run_turn(
         &mut self,
-        agent: &mut RunningAgent,
+        agent: &mut dyn AgentDriver,
         prompt: DriverPrompt,
         inbox: DriverInbox,
     ) -> Result<Option<AgentExitReason>, AgentTaskError> {
@@ -299,13 +300,13 @@ impl AgentTask {
     /// Drives the turn until it ends or has to be killed. Also returns the limit that stopped it, if there is one.
     async fn drive_turn(
         &mut self,
-        agent: &mut RunningAgent,
+        agent: &mut dyn AgentDriver,
         prompt: &DriverPrompt,
         inbox: &DriverInbox,
     ) -> Result<(TurnCompletion, Option<TurnStopReason>), AgentTaskError> {
         let Self { endpoint_status, link_end, .. } = self;
         let turn = DriverTurn::new(prompt.run.clone(), link_end.output(), inbox);
-        let mut turn_end = Box::pin(agent.turn(&turn, prompt));
+        let mut turn_end = agent.turn(&turn, prompt);
         inbox.meter.set_remaining(&prompt.limits);
         let mut limit_exceeded = pin!(wait_for_limit(&inbox.meter, &prompt.run, endpoint_status.clone()));
         let mut limit = None;

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_drivers::agent_driver::AgentSupervision;
+use qd_drivers::terminal_window::TerminalWindow;
 use qd_keeper::{KeeperError, KeeperHandle, ProcessIdentity, SweepRequest, SweepResult, SweepScope};
 use qd_protocol::event::{ProcessCleanup, RunError, SurvivingProcess};
-
-use crate::terminal_window::TerminalWindow;
 
 /// How many survivors of a sweep are named. More would only make the event longer.
 const SURVIVORS_NAMED_MAX: usize = 100;
@@ -32,8 +32,9 @@ impl AgentProcesses {
         Self { keeper: Arc::new(keeper), helper_names, window }
     }
 
-    pub(crate) fn window(&self) -> &TerminalWindow {
-        &self.window
+    /// What drivers need to start processes.
+    pub(crate) fn supervision(&self) -> AgentSupervision<'_> {
+        AgentSupervision { keeper: &self.keeper, window: &self.window }
     }
 
     pub(crate) fn keeper(&self) -> &Arc<KeeperHandle> {

@@ -2,6 +2,9 @@
 //! takes the daemon's part between the agent's local link and a run of the SDK. It also takes the session host's part:
 //! it ends all processes of the agent before it returns the outcome of the run.
 
+use qd_drivers::agent_launcher::AgentLauncher;
+use qd_drivers::own_program;
+use qd_drivers::redact::{Redactor, SecretMatcher};
 use std::collections::HashSet;
 use std::future::pending;
 use std::sync::Arc;
@@ -26,9 +29,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::agent::{AgentContext, AgentControl, run_agent};
-use crate::agent_kind::{AgentKind, own_program};
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
-use crate::redact::{Redactor, SecretMatcher};
 
 /// Random bytes of the ids that a run needs here.
 const ID_RANDOM_BYTES: usize = 16;
@@ -116,8 +117,8 @@ impl AgentExecutor {
         let manifest = Some(Box::new(self.manifest.clone()));
         let base = AgentSpec::new(session, worker, &self.manifest.agent.name, cwd);
         let spec = AgentSpec { manifest, mark, ..base };
-        let kind = AgentKind::from_spec(&spec)?;
-        let agent_processes = match kind.helper_names(&spec) {
+        let launcher = AgentLauncher::from_spec(&spec)?;
+        let agent_processes = match launcher.helper_names(&spec) {
             None => None,
             Some(helpers) => Some(Arc::new(AgentProcesses::new(
                 self.start_keeper(&spec.mark).await?,
@@ -133,7 +134,7 @@ impl AgentExecutor {
         };
         let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
         let agent = host_agent_with_filter(UpdateNumber(0), Some(filter), |end| {
-            run_agent(kind, Box::new(spec), context, end)
+            run_agent(launcher, Box::new(spec), context, end)
         });
         Ok(ExecutorAgent { run, agent, agent_processes, control })
     }

@@ -6,6 +6,8 @@
 pub(crate) mod process;
 mod session_host;
 
+use qd_drivers::ScreenViewer;
+use qd_drivers::terminal_window::TerminalWindow;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -26,8 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::session_host::SessionHost;
-use crate::drivers::pty::shared_screen::ScreenViewer;
-use crate::terminal_window::{self, TerminalWindow};
+use crate::terminal_viewer;
 
 pub use process::main;
 
@@ -176,7 +177,7 @@ impl WorkerHost {
             );
         };
         qd_link::terminal_handshake::confirm_terminal(&mut socket).await?;
-        terminal_window::serve_viewer(socket, viewer).await
+        terminal_viewer::serve_viewer(socket, viewer).await
     }
 
     /// The sessions hosted here, each with the id of its worker.

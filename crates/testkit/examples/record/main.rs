@@ -1,6 +1,6 @@
 //! Records what `qd` and a real agent send each other, for the replay tests of the drivers: `cargo build -p qd`, then
 //! `cargo run -p qd-testkit --example record -- gemini`, optionally with the names of scenes. The recordings go to
-//! `crates/worker/tests/recorded`, where a README describes them.
+//! `crates/drivers/tests/recorded`, where a README describes them.
 //!
 //! `qd` is the real binary, the agent is the pinned one in a home of its own, and the model is the scripted one.
 //! Between `qd` and the agent this program runs a second time, under the agent's name: it passes every line on and
@@ -142,7 +142,7 @@ impl SceneSetup {
         names.push((self.model.address().to_string(), "model"));
         // It is not a real key, but it looks like one.
         names.push(("a-key-of-nobody".to_owned(), "scripted"));
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../worker/tests/recorded").join(&header.agent);
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drivers/tests/recorded").join(&header.agent);
         std::fs::create_dir_all(&dir).expect("the folder of recordings can be written");
         let file = dir.join(scene.name()).with_extension("jsonl");
         std::fs::write(&file, Recording::from_log(&log).to_text(header, &names))

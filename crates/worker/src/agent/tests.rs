@@ -48,7 +48,8 @@ fn start_echo_agent(
     control: &Arc<AgentControl>,
 ) -> SessionEndpoint {
     let context = AgentContext { agent_processes: None, endpoint_status, control: Arc::clone(control) };
-    host_agent(UpdateNumber(77), |end| run_agent(AgentKind::Echo, Box::new(spec()), context, end))
+    let launcher = AgentLauncher::from_spec(&spec()).unwrap();
+    host_agent(UpdateNumber(77), |end| run_agent(launcher, Box::new(spec()), context, end))
 }
 
 impl AgentHarness {

@@ -1,6 +1,7 @@
 //! The worker process, started as `qd __worker`: reads its specification from standard input, announces itself, and
 //! accepts connections until its sessions have ended. It outlives the daemon that started it.
 
+use qd_drivers::agent_launcher::{AgentLauncher, AgentLocation};
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use qd_keeper::process_setup;
 use qd_link::socket::Socket;
 use qd_protocol::frame::{terminal, v1};
-use qd_protocol::worker::WorkerHostSpec;
+use qd_protocol::worker::{AgentSpec, WorkerHostSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,7 +19,6 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 use tokio_tungstenite::tungstenite::http::header::SEC_WEBSOCKET_PROTOCOL;
 
 use super::{WorkerHost, WorkerHostOptions};
-use crate::agent_kind::AgentKind;
 use crate::announcement::{WorkerAnnounceError, WorkerAnnouncement};
 use crate::process_log;
 
@@ -119,11 +119,10 @@ async fn run_host(spec: WorkerHostSpec) -> Result<(), WorkerProcessError> {
         orphan_busy: Duration::from_millis(orphan_busy_ms),
         orphan_idle: Duration::from_millis(orphan_idle_ms),
     });
-    let linger = if agents.iter().all(|spec| matches!(AgentKind::from_spec(spec), Ok(AgentKind::Echo))) {
-        IDLE_LINGER
-    } else {
-        Duration::ZERO
+    let is_in_worker = |spec: &AgentSpec| {
+        AgentLauncher::from_spec(spec).is_ok_and(|agent| agent.location() == AgentLocation::InWorker)
     };
+    let linger = if agents.iter().all(is_in_worker) { IDLE_LINGER } else { Duration::ZERO };
     for spec in agents {
         if let Err(error) = host.open_session(Box::new(spec)) {
             tracing::warn!(%error, "failed to start an agent");

@@ -3,6 +3,10 @@
 //!
 //! Design: docs/design/worker-stops-idle-agents.md
 
+use qd_drivers::agent_launcher::AgentLauncher;
+use qd_drivers::own_program;
+use qd_drivers::redact::{Redactor, SecretMatcher};
+use qd_drivers::terminal_window::TerminalWindow;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,10 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerHostState;
 use crate::agent::{AgentContext, AgentControl, run_agent};
-use crate::agent_kind::{AgentKind, own_program};
 use crate::agent_processes::{AgentProcesses, KeeperLostError, process_cleanup};
-use crate::redact::{Redactor, SecretMatcher};
-use crate::terminal_window::TerminalWindow;
 
 /// How long an idle agent has to exit by itself when it is stopped.
 const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);
@@ -152,8 +153,8 @@ impl SessionHost {
     }
 
     async fn start_session(&mut self) -> Result<(), RunError> {
-        let kind = AgentKind::from_spec(&self.spec)?;
-        if let Some(helpers) = kind.helper_names(&self.spec) {
+        let launcher = AgentLauncher::from_spec(&self.spec)?;
+        if let Some(helpers) = launcher.helper_names(&self.spec) {
             let mut keepers = self.host.keepers.lock().await;
             let keeper = KeeperHandle::start(&own_program(), &self.spec.mark).await.map_err(|cause| {
                 RunError::new("keeper_failed", format!("failed to start the keeper: {cause}"))
@@ -162,11 +163,11 @@ impl SessionHost {
             self.agent_processes =
                 Some(Arc::new(AgentProcesses::new(keeper, helpers, Arc::clone(&self.window))));
         }
-        self.start_agent(kind);
+        self.start_agent(launcher);
         Ok(())
     }
 
-    fn start_agent(&mut self, kind: AgentKind) {
+    fn start_agent(&mut self, launcher: AgentLauncher) {
         self.control = Arc::default();
         let context = AgentContext {
             agent_processes: self.agent_processes.clone(),
@@ -179,7 +180,7 @@ impl SessionHost {
         let filter = Redactor::new_filter(SecretMatcher::from_env(&self.spec.env));
         let spec = self.spec.clone();
         self.endpoint.set_agent(host_agent_with_filter(spec.after, Some(filter), |end| {
-            run_agent(kind, spec, context, end)
+            run_agent(launcher, spec, context, end)
         }));
     }
 
@@ -222,8 +223,8 @@ impl SessionHost {
                 // for itself which program it starts.
                 let manifest = self.spec.manifest.take().or_else(|| spec.manifest.clone());
                 *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), manifest, ..*spec };
-                match AgentKind::from_spec(&self.spec) {
-                    Ok(kind) => self.start_agent(kind),
+                match AgentLauncher::from_spec(&self.spec) {
+                    Ok(launcher) => self.start_agent(launcher),
                     Err(error) => {
                         tracing::warn!(agent = %self.spec.agent, error = error.message, "the agent cannot be started")
                     }

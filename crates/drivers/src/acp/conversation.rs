@@ -1,0 +1,474 @@
+//! A conversation with an agent that is ready: turns, and the time between them. One loop puts everything that can
+//! happen into one order. It writes while it reads, and it stops reading while the session cannot take more updates.
+//!
+//! Only the types of the `agent-client-protocol` crate are used on this side, not its connection: its queues are
+//! unbounded by design, and it answers lines that are not messages.
+
+use agent_client_protocol::v1::schema::{
+    CancelNotification, CancelRequestNotification, CreateElicitationRequest, PromptCapabilities,
+    RequestPermissionRequest, SessionId, SessionNotification, SessionUpdate,
+};
+use agent_client_protocol::{
+    Error, ErrorCode, JsonRpcMessage, RawJsonRpcId, RawJsonRpcMessage, RawJsonRpcNotification,
+    RawJsonRpcParams, RawJsonRpcRequest, RawJsonRpcResponse,
+};
+use qd_link::{AgentOutput, LinkClosed};
+use qd_protocol::RunId;
+use qd_protocol::link::{TurnOutcome, TurnStopReason, TurnUpdate};
+use qd_protocol::manifest::{QuestionMethod, RefusalRule, SteerMethod};
+use qd_protocol::worker::META_KEY;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::asks::{AcpApprovalRequest, AcpAsk, AcpAskOutcome};
+use super::client_service::{AcpClientOperation, AcpClientService, AcpRequestHandling};
+use super::connection::AcpConnection;
+use super::event_decoder::AcpEventDecoder;
+use super::handshake::AcpHandshakeResult;
+use super::prompt_content;
+use super::tool_calls::AcpToolPermission;
+use super::turn::AcpTurn;
+use super::turn_end::turn_outcome;
+use crate::emit::{
+    EmitFuture, emit_late, emit_late_and_notices, left_out_notice, new_conversation_notice, wait_for_emit,
+};
+use crate::stdio_agent::StdioConversation;
+use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
+use crate::turn_state::{OpenAsk, TurnEvent};
+
+/// The method for prompts. Some agents also take steers through it.
+const PROMPT_METHOD: &str = "session/prompt";
+
+/// A conversation with one ACP agent.
+pub(crate) struct AcpConversation<R, W> {
+    connection: AcpConnection<R, W>,
+    session: SessionId,
+    prompt_capabilities: PromptCapabilities,
+    service: AcpClientService,
+    decoder: AcpEventDecoder,
+    /// The run that output between turns belongs to.
+    last_run: Option<RunId>,
+    /// Output between turns that is being sent. Kept here so that it is not lost when the next turn begins.
+    late_output: Option<EmitFuture<'static>>,
+    /// A notice that the next turn emits first.
+    first_notice: Option<String>,
+    /// Whether the agent reads our `_meta` key, such as the reason of a denial.
+    reads_our_meta: bool,
+    /// Reasons of denials that could not be passed on at the time; they go with the next prompt.
+    unsent_reasons: Vec<String>,
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
+    /// Takes over the connection after the handshake.
+    pub(super) fn new(
+        connection: AcpConnection<R, W>,
+        handshake: AcpHandshakeResult,
+        service: AcpClientService,
+    ) -> Self {
+        let reads_our_meta =
+            handshake.capabilities.meta.as_ref().is_some_and(|meta| meta.contains_key(META_KEY));
+        Self {
+            connection,
+            session: handshake.session,
+            prompt_capabilities: handshake.capabilities.prompt_capabilities,
+            service,
+            decoder: handshake.decoder,
+            last_run: None,
+            late_output: None,
+            first_notice: handshake.resume_failure.map(new_conversation_notice),
+            reads_our_meta,
+            unsent_reasons: Vec::new(),
+        }
+    }
+}
+
+impl<R, W> StdioConversation for AcpConversation<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    fn session_id(&self) -> Option<String> {
+        Some(self.session.to_string())
+    }
+
+    /// Runs one turn, from the prompt to the agent's response. Returns `None` if the agent has exited.
+    async fn turn(
+        &mut self,
+        turn: &DriverTurn<'_>,
+        prompt: &DriverPrompt,
+    ) -> Result<Option<TurnOutcome>, LinkClosed> {
+        if turn.is_cancelled() {
+            return Ok(Some(TurnOutcome::of(TurnStopReason::Cancelled)));
+        }
+        self.last_run = Some(turn.run.clone());
+        self.decoder.begin_turn();
+        let reasons = std::mem::take(&mut self.unsent_reasons);
+        let (request, left_out) =
+            prompt_content::prompt_request(self.session.clone(), &self.prompt_capabilities, prompt, &reasons);
+        let mut open_turn = AcpTurn::new(turn, self.connection.request(&request));
+        let notices =
+            self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
+        open_turn.state.emitting =
+            Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
+        loop {
+            let (cancellable, listening) = (!open_turn.cancelled, open_turn.state.is_listening());
+            let steerable = self.steers() && cancellable;
+            let message = next_message(&mut self.connection, &mut self.service, listening);
+            match open_turn.state.next_event(cancellable, steerable, message).await? {
+                TurnEvent::CancelRequested => self.cancel(&mut open_turn),
+                TurnEvent::Answered(id, outcome) => self.send_ask_outcome(&mut open_turn, id, outcome),
+                TurnEvent::Steer(steer) => self.send_steer(&mut open_turn, steer).await?,
+                TurnEvent::Message(None) => return Ok(None),
+                TurnEvent::Message(Some(message)) => {
+                    if let Some(outcome) = self.handle_message(&mut open_turn, message).await? {
+                        return Ok(Some(outcome));
+                    }
+                }
+                TurnEvent::Nothing => {}
+            }
+        }
+    }
+
+    /// Serves the agent between turns. Output belongs to the previous run, asks are cancelled, and files are served.
+    /// Returns when the agent has exited. Cancel safe.
+    async fn idle(&mut self, output: &AgentOutput) {
+        loop {
+            let listening = self.late_output.is_none();
+            tokio::select! {
+                biased;
+                // The result is ignored: a session that has let go of its agent does not want late output.
+                _sent = wait_for_emit(&mut self.late_output) => self.late_output = None,
+                message = next_message(&mut self.connection, &mut self.service, listening) => match message {
+                    Some(message) => self.handle_idle_message(output, message),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn close_stdin(self) -> impl AsyncRead + Unpin + Send {
+        self.connection.hang_up()
+    }
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
+    /// Asks the agent to stop and cancels everything that it waits for.
+    fn cancel(&mut self, open_turn: &mut AcpTurn<'_>) {
+        open_turn.mark_cancelled();
+        self.connection.notify(&CancelNotification::new(self.session.clone()));
+        for open in open_turn.state.close_all_asks() {
+            self.connection.respond(open.id, open.cancel_answer);
+        }
+    }
+
+    fn steer_method(&self) -> &SteerMethod {
+        &self.decoder.profile().steer
+    }
+
+    fn steers(&self) -> bool {
+        *self.steer_method() != SteerMethod::None
+    }
+
+    async fn send_steer(
+        &mut self,
+        open_turn: &mut AcpTurn<'_>,
+        steer: DriverSteer,
+    ) -> Result<(), LinkClosed> {
+        match self.steer_method().clone() {
+            SteerMethod::None | SteerMethod::Native => {
+                open_turn.state.turn.report_steer_missed(steer.number).await
+            }
+            SteerMethod::Request(method) => {
+                let id = self.connection.request_by_name(&method, self.text_prompt_params(&steer.text));
+                open_turn.pending_steers.push((id, steer.number));
+                Ok(())
+            }
+            // The agent answers both this and the earlier prompt when the turn is over.
+            SteerMethod::Prompt => {
+                let id = self.connection.request_by_name(PROMPT_METHOD, self.text_prompt_params(&steer.text));
+                open_turn.open_prompts.push(id);
+                open_turn.state.turn.report_steer_taken(steer.number).await
+            }
+            SteerMethod::Pull(_) => {
+                open_turn.pullable_steers.push_back(steer);
+                Ok(())
+            }
+        }
+    }
+
+    fn text_prompt_params(&self, text: &str) -> Value {
+        json!({"sessionId": self.session, "prompt": [{"type": "text", "text": text}]})
+    }
+
+    /// Sends the agent the outcome of an ask.
+    fn send_ask_outcome(&mut self, open_turn: &mut AcpTurn<'_>, id: RawJsonRpcId, outcome: AcpAskOutcome) {
+        match outcome {
+            AcpAskOutcome::Answer(answer) => self.connection.respond(id, Ok(answer)),
+            AcpAskOutcome::ToolAllowed { answer, argument } => {
+                open_turn.allowed_arguments.push(argument);
+                self.connection.respond(id, Ok(answer));
+            }
+            AcpAskOutcome::ToolDenied { answer, tool, reason } => {
+                open_turn.tool_refused = true;
+                self.connection.respond(id, Ok(answer));
+                if let Some(reason) = reason {
+                    self.explain_denial(&tool, &reason);
+                }
+            }
+            AcpAskOutcome::OperationAllowed(operation) => self.service.perform_operation(id, operation),
+            AcpAskOutcome::OperationDenied(error) => self.connection.respond(id, Err(error)),
+        }
+    }
+
+    /// Passes the reason of a denial to the agent. The protocol has no field for it, so it goes as a steer. If the
+    /// agent cannot be steered, or ends its turn at a denial and would start a new one for the steer, the reason goes
+    /// with the next prompt.
+    fn explain_denial(&mut self, tool: &str, reason: &str) {
+        if self.reads_our_meta {
+            return;
+        }
+        let text = format!("{tool} was refused: {reason}");
+        match self.steer_method().clone() {
+            SteerMethod::Request(method)
+                if self.decoder.profile().on_tool_refused == RefusalRule::Continues =>
+            {
+                // The response does not matter.
+                let _id = self.connection.request_by_name(&method, self.text_prompt_params(&text));
+            }
+            _ => self.unsent_reasons.push(text),
+        }
+    }
+
+    /// Handles one message during a turn. Returns the outcome if the message ended the turn.
+    async fn handle_message<'t>(
+        &mut self,
+        open_turn: &mut AcpTurn<'t>,
+        message: RawJsonRpcMessage,
+    ) -> Result<Option<TurnOutcome>, LinkClosed> {
+        match message {
+            RawJsonRpcMessage::Response(response) if open_turn.open_prompts.contains(response.id()) => {
+                open_turn.open_prompts.retain(|id| id != response.id());
+                let by_refusal = open_turn.tool_refused && !open_turn.cancelled;
+                let outcome =
+                    turn_outcome(&mut self.decoder, open_turn.state.turn, by_refusal, response).await?;
+                // Steers sent as prompts are part of the turn, so it ends with the last of them.
+                return Ok(open_turn.open_prompts.is_empty().then_some(outcome));
+            }
+            RawJsonRpcMessage::Response(response) => {
+                if let Some(at) = open_turn.pending_steers.iter().position(|(id, _)| id == response.id()) {
+                    let (_, number) = open_turn.pending_steers.swap_remove(at);
+                    if steer_was_taken(&response) {
+                        open_turn.state.turn.report_steer_taken(number).await?;
+                    } else {
+                        open_turn.state.turn.report_steer_missed(number).await?;
+                    }
+                }
+            }
+            RawJsonRpcMessage::Notification(notification) => match self.parse_notification(notification) {
+                Some(AcpNotification::Update(update)) => {
+                    let updates = self.decode_update(update);
+                    if !updates.is_empty() {
+                        self.cancel_again(open_turn);
+                    }
+                    open_turn.state.emit(updates);
+                }
+                Some(AcpNotification::RequestCancelled(id)) => {
+                    if let Some(ask) = open_turn.state.close_ask(&id) {
+                        self.connection.respond(id, Err(Error::request_cancelled()));
+                        for ask in &ask.ask_ids {
+                            open_turn.state.turn.withdraw_ask(ask).await;
+                        }
+                    }
+                }
+                None => {}
+            },
+            RawJsonRpcMessage::Request(request) if self.is_steer_pull(&request) => {
+                let mut texts = Vec::new();
+                while let Some(DriverSteer { number, text }) = open_turn.pullable_steers.pop_front() {
+                    open_turn.state.turn.report_steer_taken(number).await?;
+                    texts.push(text);
+                }
+                self.connection.respond(request.id, Ok(json!({ "messages": texts })));
+            }
+            RawJsonRpcMessage::Request(request) => {
+                if let Some((id, wanted)) = self.serve_request(request) {
+                    self.open_ask(open_turn, id, wanted);
+                }
+                self.cancel_again(open_turn);
+            }
+        }
+        Ok(None)
+    }
+
+    fn decode_update(&mut self, update: SessionUpdate) -> Vec<TurnUpdate> {
+        let Self { decoder, service, .. } = self;
+        decoder.decode(update, &|terminal| service.terminal_output(terminal))
+    }
+
+    /// Whether the request is the agent pulling its steers.
+    fn is_steer_pull(&self, request: &RawJsonRpcRequest) -> bool {
+        matches!(self.steer_method(), SteerMethod::Pull(method) if **method == *request.method)
+    }
+
+    fn cancel_again(&mut self, open_turn: &mut AcpTurn<'_>) {
+        if open_turn.should_cancel_again() {
+            self.connection.notify(&CancelNotification::new(self.session.clone()));
+        }
+    }
+
+    fn open_ask<'t>(&mut self, open_turn: &mut AcpTurn<'t>, id: RawJsonRpcId, request: AcpApprovalRequest) {
+        let cancel_answer = request.cancel_answer();
+        let (updates, ask) = match request {
+            AcpApprovalRequest::Permission(request) => {
+                let RequestPermissionRequest { tool_call, options, meta, .. } = *request;
+                let Self { decoder, service, .. } = self;
+                let AcpToolPermission { updates, tool, title, input } = decoder
+                    .record_permission_request(tool_call, &|terminal| service.terminal_output(terminal));
+                let questions = match decoder.profile().questions {
+                    QuestionMethod::Permission => AcpAsk::questions(&input, &options),
+                    QuestionMethod::Form => None,
+                };
+                let ask = questions
+                    .unwrap_or_else(|| AcpAsk::permission(tool, title, input, &options, meta.as_ref()));
+                (updates, ask)
+            }
+            AcpApprovalRequest::Form(request) => (Vec::new(), AcpAsk::form(*request)),
+            AcpApprovalRequest::Operation(operation) if open_turn.cancelled => {
+                return self
+                    .connection
+                    .respond(id, Err(operation_refused(&operation, "the turn is being stopped")));
+            }
+            AcpApprovalRequest::Operation(operation) => {
+                let argument = self.service.root().join(operation.argument());
+                let is_allowed = |allowed: &String| {
+                    *allowed == operation.argument() || self.service.root().join(allowed) == argument
+                };
+                if open_turn.allowed_arguments.iter().any(is_allowed) {
+                    return self.service.perform_operation(id, operation);
+                }
+                (Vec::new(), AcpAsk::operation(operation))
+            }
+        };
+        open_turn.state.emit(updates);
+        match ask {
+            Ok(_) if open_turn.cancelled => self.connection.respond(id, cancel_answer),
+            Ok(ask) => {
+                let open = OpenAsk { id, ask_ids: ask.ask_ids(), cancel_answer };
+                open_turn.state.ask(open, Box::pin(ask.ask_and_wait(open_turn.state.turn)));
+            }
+            Err(error) => self.connection.respond(id, Err(error)),
+        }
+    }
+
+    /// Handles one message between turns.
+    fn handle_idle_message(&mut self, output: &AgentOutput, message: RawJsonRpcMessage) {
+        match message {
+            RawJsonRpcMessage::Response(_) => {}
+            RawJsonRpcMessage::Notification(notification) => {
+                if let Some(AcpNotification::Update(update)) = self.parse_notification(notification) {
+                    let updates = self.decode_update(update);
+                    // Before the first turn there is no run: then this is the replay of a resumed conversation.
+                    if let Some(run) = self.last_run.clone().filter(|_| !updates.is_empty()) {
+                        self.late_output = Some(Box::pin(emit_late(output.clone(), run, updates)));
+                    }
+                }
+            }
+            RawJsonRpcMessage::Request(request) if self.is_steer_pull(&request) => {
+                self.connection.respond(request.id, Ok(json!({ "messages": [] })));
+            }
+            RawJsonRpcMessage::Request(request) => match self.serve_request(request) {
+                // Nobody can be asked between turns, but reading is harmless.
+                Some((id, AcpApprovalRequest::Operation(operation))) if operation.is_read_only() => {
+                    self.service.perform_operation(id, operation)
+                }
+                Some((id, AcpApprovalRequest::Operation(operation))) => {
+                    self.connection.respond(id, Err(operation_refused(&operation, "no turn is running")));
+                }
+                Some((id, request)) => self.connection.respond(id, request.cancel_answer()),
+                None => {}
+            },
+        }
+    }
+
+    fn parse_notification(&self, notification: RawJsonRpcNotification) -> Option<AcpNotification> {
+        let RawJsonRpcNotification { method, params } = notification;
+        let params = params_value(params);
+        if let Ok(notification) = SessionNotification::parse_message(&method, &params) {
+            // Agents may report on their own child sessions, which no one here has asked for.
+            return (notification.session_id == self.session)
+                .then_some(AcpNotification::Update(notification.update));
+        }
+        let cancelled = CancelRequestNotification::parse_message(&method, &params).ok()?;
+        Some(AcpNotification::RequestCancelled(cancelled.request_id.into()))
+    }
+
+    /// Starts to serve a request of the agent, or refuses it. Returns the requests that need a decision in the turn.
+    fn serve_request(&mut self, request: RawJsonRpcRequest) -> Option<(RawJsonRpcId, AcpApprovalRequest)> {
+        let RawJsonRpcRequest { id, method, params } = request;
+        let params = params_value(params);
+        let wanted = if RequestPermissionRequest::matches_method(&method) {
+            RequestPermissionRequest::parse_message(&method, &params)
+                .map(|request| AcpApprovalRequest::Permission(Box::new(request)))
+        } else if CreateElicitationRequest::matches_method(&method) {
+            CreateElicitationRequest::parse_message(&method, &params)
+                .map(|request| AcpApprovalRequest::Form(Box::new(request)))
+        } else {
+            match self.service.handle_request(&id, &method, &params) {
+                AcpRequestHandling::NeedsApproval(operation) => Ok(AcpApprovalRequest::Operation(operation)),
+                AcpRequestHandling::NotHandled => Err(Error::method_not_found()),
+                AcpRequestHandling::Pending => return None,
+                AcpRequestHandling::Responded(answer) => {
+                    self.connection.respond(id, answer);
+                    return None;
+                }
+            }
+        };
+        match wanted {
+            Ok(wanted) => Some((id, wanted)),
+            Err(error) => {
+                self.connection.respond(id, Err(error));
+                None
+            }
+        }
+    }
+}
+
+/// The agent's next message; `None` if the agent has exited. Responds to requests that have been served meanwhile.
+async fn next_message<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    connection: &mut AcpConnection<R, W>,
+    service: &mut AcpClientService,
+    listening: bool,
+) -> Option<RawJsonRpcMessage> {
+    loop {
+        tokio::select! {
+            biased;
+            (id, served) = service.next() => connection.respond(id, served),
+            message = connection.next(listening) => return message,
+        }
+    }
+}
+
+/// A notification from the agent that concerns us.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and there is one for every piece of text"
+)]
+enum AcpNotification {
+    Update(SessionUpdate),
+    /// The agent no longer waits for the response to this request of its own.
+    RequestCancelled(RawJsonRpcId),
+}
+
+fn operation_refused(operation: &AcpClientOperation, why: &str) -> Error {
+    Error::new(ErrorCode::INVALID_PARAMS, format!("{} is refused: {why}", operation.tool()))
+}
+
+fn params_value(params: Option<RawJsonRpcParams>) -> Value {
+    params.map(RawJsonRpcParams::into_value).unwrap_or_default()
+}
+
+/// Our own scripted agent answers `taken`; the adapters that invented the method answer `injected`.
+fn steer_was_taken(response: &RawJsonRpcResponse) -> bool {
+    let RawJsonRpcResponse::Result { result, .. } = response else { return false };
+    result["outcome"] == "taken" || result["outcome"] == "injected"
+}
