@@ -1,6 +1,6 @@
 //! The drivers: one module per way to reach an agent. A driver turns one prompt into updates from its agent; when the
 //! turn is stopped from outside, its future is dropped. Peculiarities of an agent are in its manifest: no driver knows
-//! an agent by name. Nothing here knows a host, a spool or the sockets of a link.
+//! an agent by name. Nothing here knows a host or a spool, or of its session's link more than the output.
 //!
 //! Layout, in reading order:
 //! - [`agent_driver`]: what every driver does; [`agent_launcher`]: which driver an agent has.

@@ -1,5 +1,5 @@
-//! A template for a driver, to copy into a folder of its own. It drives an agent on stdio that speaks a made-up protocol:
-//! one JSON object per line, as [`ExampleRequest`] and [`ExampleReply`] define them. Only tests compile it.
+//! A template for a driver, to copy into a folder of its own. It drives an agent on stdio that speaks a made-up
+//! protocol: one JSON value per line, as [`ExampleRequest`] and [`ExampleReply`] define them. Only tests compile it.
 //!
 //! CONTRIBUTING.md says what else a driver needs. For asks and steers see `turn_state` and the conversation of `claude`.
 
