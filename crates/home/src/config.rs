@@ -16,8 +16,8 @@ use serde::de::{DeserializeOwned, Error as _};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::edge::listen::ListenAddress;
 use crate::home::{DaemonHome, user_directory};
+use crate::listen_address::ListenAddress;
 
 /// The default of `idle_s`.
 const DEFAULT_IDLE_S: u64 = 300;
