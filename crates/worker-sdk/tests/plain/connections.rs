@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use qd_link::socket::SocketError;
-use qd_link::{
+use qd_protocol::frame::plain::PlainRunStatus;
+use qd_worker_sdk::socket::SocketError;
+use qd_worker_sdk::{
     PlainClient, RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServeError, WorkerServer,
 };
-use qd_protocol::frame::plain::PlainRunStatus;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;

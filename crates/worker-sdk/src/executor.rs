@@ -1,24 +1,24 @@
 //! The interface for writing a worker. An [`Executor`] gets a [`RunAssignment`] and a [`RunHandle`], through which it
 //! sends updates and receives steers, and returns a [`TurnOutcome`]. It need not know the wire behind the handle: the
-//! same executor serves a peer without a subprotocol and one that speaks `quarterdeck.v1`.
+//! same executor serves a peer with the plain frames and one with a subprotocol.
 
-pub(crate) mod executor_task;
+mod executor_task;
 mod inbox;
-pub(crate) mod linked_agent;
+mod run_transport;
 
 use std::sync::Arc;
 
-use qd_protocol::event::AskKind;
-pub use qd_protocol::event::RunError;
-pub use qd_protocol::frame::plain::PlainApproval;
-use qd_protocol::link::{AgentUpdate, AskRequest, PromptFile};
-pub use qd_protocol::link::{TurnOutcome, TurnUpdate};
+use qd_protocol::frame::plain::PlainApproval;
+use qd_protocol::link::{PromptFile, TurnOutcome, TurnUpdate};
 use qd_protocol::{AskId, RunId};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::executor_task::CANCEL_GRACE;
+pub use self::executor_task::{ExecutorTask, panic_message};
+pub use self::inbox::PENDING_ASKS_MAX;
 pub(crate) use self::inbox::{RunInbox, RunSteer};
-use crate::local::AgentOutput;
+pub use self::run_transport::{RunTransport, SendFuture};
 use crate::plain;
 
 /// Random bytes of an ask's id. Each becomes five bits, so the id has more than 128 bits and cannot be guessed.
@@ -45,6 +45,7 @@ where
 /// What an executor has to do.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunAssignment {
+    /// What the user wants, as text.
     pub prompt: String,
     /// How hard the model should think, in the agent's own terms.
     pub reasoning_effort: Option<String>,
@@ -89,9 +90,8 @@ impl RunHandle {
     pub async fn send_update(&self, update: TurnUpdate) -> Result<(), RunStopped> {
         match &self.shared.output {
             RunOutput::Plain(output) => output.send_update(&update, &self.shared.cancel).await,
-            RunOutput::Link { output, run } => {
-                let sent = output.send(AgentUpdate::Turn { run: run.clone(), update });
-                self.unless_cancelled(sent).await.ok_or(RunStopped)?.map_err(|_| RunStopped)
+            RunOutput::Other(transport) => {
+                self.unless_cancelled(transport.send_update(update)).await.ok_or(RunStopped)?
             }
         }
     }
@@ -100,10 +100,10 @@ impl RunHandle {
     /// calls this is never steered.
     pub async fn next_steer(&self) -> Option<String> {
         let RunSteer { text, number } = self.unless_cancelled(self.shared.inbox.wait_for_steer()).await?;
-        if let (RunOutput::Link { output, .. }, Some(steer)) = (&self.shared.output, number) {
-            // Unconstrained, so that this does not yield: if the wait were cancelled here, the text would be lost.
-            // There is always room for an update this small. A session that has released the agent does not need it.
-            let _sent = tokio::task::unconstrained(output.send(AgentUpdate::SteerTaken { steer })).await;
+        if let (RunOutput::Other(transport), Some(number)) = (&self.shared.output, number) {
+            // Unconstrained, so that this does not yield: if the wait were cancelled here, the text would be lost. A
+            // peer that no longer reads does not need the confirmation.
+            let _sent = tokio::task::unconstrained(transport.confirm_steer(number)).await;
         }
         Some(text)
     }
@@ -123,15 +123,13 @@ impl RunHandle {
                 let sent = output.send_approval_request(&id, approval, &self.shared.cancel).await;
                 sent.is_ok() && self.unless_cancelled(reply).await.flatten().unwrap_or(false)
             }
-            RunOutput::Link { output, run } => {
-                let ask =
-                    AgentUpdate::Ask { run: run.clone(), ask: permission_request(id.clone(), approval) };
-                let sent = self.unless_cancelled(output.send(ask)).await;
+            RunOutput::Other(transport) => {
+                let sent = self.unless_cancelled(transport.request_approval(id.clone(), approval)).await;
                 if !matches!(sent, Some(Ok(()))) {
                     return false;
                 }
                 let Some(allowed) = self.unless_cancelled(reply).await.flatten() else { return false };
-                output.send(AgentUpdate::AskDelivered { ask: id }).await.is_ok() && allowed
+                transport.confirm_answer(id).await.is_ok() && allowed
             }
         }
     }
@@ -141,6 +139,7 @@ impl RunHandle {
         self.shared.cancel.cancelled().await;
     }
 
+    /// Whether the run has been cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancel.is_cancelled()
     }
@@ -171,10 +170,10 @@ impl RunHandle {
 /// Where the updates of a run go.
 #[derive(Debug)]
 pub(crate) enum RunOutput {
-    /// To a peer without a subprotocol.
+    /// To a peer without a subprotocol. Not behind the trait, because such a run may send millions of small updates.
     Plain(plain::PlainRunOutput),
-    /// To a session, numbered.
-    Link { output: AgentOutput, run: RunId },
+    /// To a peer with a subprotocol.
+    Other(Box<dyn RunTransport>),
 }
 
 #[derive(Debug)]
@@ -182,17 +181,4 @@ struct RunShared {
     output: RunOutput,
     inbox: RunInbox,
     cancel: CancellationToken,
-}
-
-fn permission_request(id: AskId, approval: PlainApproval) -> AskRequest {
-    AskRequest {
-        id,
-        kind: AskKind::Permission,
-        tool: Some(approval.tool_name),
-        input: json!({ "permission_type": approval.permission_type, "resource": approval.resource }),
-        risk: None,
-        prompt: approval.question,
-        options: Vec::new(),
-        implicit: false,
-    }
 }

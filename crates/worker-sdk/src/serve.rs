@@ -1,14 +1,14 @@
 //! The server of a worker: it listens, checks tokens, and serves connections one after another or all at once. The
-//! frames are handled elsewhere; the [`ServerTransport`] decides whether the connection is encrypted.
+//! frames are handled elsewhere; the [`ServerTransport`] decides whether the connection is encrypted, and the
+//! [`Subprotocol`] serves peers that want more than the plain frames.
 
-mod endpoints;
+mod subprotocol;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_protocol::frame::v1;
 use qd_protocol::limits::CONNECTIONS_MAX;
 use qd_protocol::worker::Secret;
 use rustix::net::sockopt;
@@ -20,7 +20,7 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 use tokio_tungstenite::tungstenite::http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use tokio_util::sync::CancellationToken;
 
-use self::endpoints::EndpointRegistry;
+pub use self::subprotocol::{PlainFramesOnly, Subprotocol};
 use crate::executor::Executor;
 use crate::plain;
 use crate::socket::{ByteStream, STEP_TIMEOUT, Socket, SocketError};
@@ -30,6 +30,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Which connections a server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServeMode {
     /// The first connection only.
@@ -46,8 +47,10 @@ pub enum ServeMode {
     Many,
 }
 
+/// Why a server cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerServeError {
+    /// The address cannot be listened on.
     #[error("failed to listen: {0}")]
     Listen(#[from] io::Error),
     /// The address is reachable from other machines, but token or encryption is missing.
@@ -60,6 +63,7 @@ pub enum WorkerServeError {
 
 /// The layer between TCP and the WebSocket, such as TLS.
 pub trait ServerTransport: Send + Sync + 'static {
+    /// The stream that the WebSocket runs over.
     type WrappedStream: ByteStream;
     /// Whether the layer encrypts.
     const ENCRYPTED: bool;
@@ -82,10 +86,11 @@ impl ServerTransport for UnencryptedTcp {
 
 /// A worker's server that is already listening.
 #[derive(Debug)]
-pub struct WorkerServer<T = UnencryptedTcp> {
+pub struct WorkerServer<T = UnencryptedTcp, P = PlainFramesOnly> {
     listener: TcpListener,
     address: SocketAddr,
     transport: T,
+    subprotocol: P,
     token: Option<Secret>,
     stop: CancellationToken,
 }
@@ -95,11 +100,18 @@ impl WorkerServer {
     pub async fn bind(address: impl ToSocketAddrs) -> Result<Self, WorkerServeError> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        Ok(Self { listener, address, transport: UnencryptedTcp, token: None, stop: CancellationToken::new() })
+        Ok(Self {
+            listener,
+            address,
+            transport: UnencryptedTcp,
+            subprotocol: PlainFramesOnly,
+            token: None,
+            stop: CancellationToken::new(),
+        })
     }
 }
 
-impl<T: ServerTransport> WorkerServer<T> {
+impl<T: ServerTransport, P: Subprotocol> WorkerServer<T, P> {
     /// Requires `Authorization: Bearer TOKEN` from every peer.
     #[must_use]
     pub fn with_token(self, token: impl Into<String>) -> Self {
@@ -108,9 +120,16 @@ impl<T: ServerTransport> WorkerServer<T> {
 
     /// Puts a layer under the WebSocket, TLS for example.
     #[must_use]
-    pub fn with_transport<U: ServerTransport>(self, transport: U) -> WorkerServer<U> {
-        let Self { listener, address, token, stop, .. } = self;
-        WorkerServer { listener, address, transport, token, stop }
+    pub fn with_transport<U: ServerTransport>(self, transport: U) -> WorkerServer<U, P> {
+        let Self { listener, address, subprotocol, token, stop, .. } = self;
+        WorkerServer { listener, address, transport, subprotocol, token, stop }
+    }
+
+    /// Serves peers that offer this subprotocol with it. All others get the plain frames.
+    #[must_use]
+    pub fn with_subprotocol<S: Subprotocol>(self, subprotocol: S) -> WorkerServer<T, S> {
+        let Self { listener, address, transport, token, stop, .. } = self;
+        WorkerServer { listener, address, transport, subprotocol, token, stop }
     }
 
     /// Shuts down when this token is cancelled: no more connections are accepted, and runs are cancelled with their
@@ -120,6 +139,7 @@ impl<T: ServerTransport> WorkerServer<T> {
         Self { stop, ..self }
     }
 
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -140,10 +160,9 @@ impl<T: ServerTransport> WorkerServer<T> {
         if self.is_exposed() {
             return Err(WorkerServeError::Exposed(self.address));
         }
-        let Self { listener, transport, token, stop, .. } = self;
+        let Self { listener, transport, subprotocol, token, stop, .. } = self;
         let executor = Arc::new(executor);
-        let endpoints = EndpointRegistry::new(Arc::clone(&executor));
-        let acceptor = ConnectionAcceptor { transport, token, executor, endpoints, stop };
+        let acceptor = ConnectionAcceptor { transport, subprotocol, token, executor, stop };
         match mode {
             ServeMode::One { accept_timeout } => acceptor.serve_one(listener, accept_timeout).await,
             ServeMode::Reusable { idle_timeout } => {
@@ -159,16 +178,15 @@ impl<T: ServerTransport> WorkerServer<T> {
 }
 
 /// The parts of the server that every connection needs.
-struct ConnectionAcceptor<E, T> {
+struct ConnectionAcceptor<E, T, P> {
     transport: T,
+    subprotocol: P,
     token: Option<Secret>,
     executor: Arc<E>,
-    /// The sessions of peers that speak `quarterdeck.v1`.
-    endpoints: EndpointRegistry<E>,
     stop: CancellationToken,
 }
 
-impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
+impl<E: Executor, T: ServerTransport, P: Subprotocol> ConnectionAcceptor<E, T, P> {
     async fn serve_one(self, listener: TcpListener, limit: Option<Duration>) -> Result<(), WorkerServeError> {
         let first = self.stop.run_until_cancelled(self.accept_next(&listener));
         let first = match limit {
@@ -190,8 +208,8 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
             let next = self.stop.run_until_cancelled(self.accept_next(listener));
             match tokio::time::timeout(limit, next).await {
                 Ok(Some(peer)) => self.serve_accepted(peer).await,
-                // A run that continues without its daemon is not idle.
-                Err(_) if self.endpoints.is_busy() => {}
+                // A run that continues without its connection is not idle.
+                Err(_) if self.subprotocol.is_busy() => {}
                 Ok(None) | Err(_) => return,
             }
         }
@@ -243,10 +261,10 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
             if !self.has_valid_token(request) {
                 return Err((StatusCode::UNAUTHORIZED, "missing or wrong token".to_owned()));
             }
-            Ok(offers_v1(request).then(|| v1::SUBPROTOCOL.to_owned()))
+            Ok(P::NAME.filter(|name| offers_subprotocol(request, name)).map(str::to_owned))
         })
         .await?;
-        Ok(AcceptedPeer { socket, speaks_v1: subprotocol.is_some() })
+        Ok(AcceptedPeer { socket, wants_subprotocol: subprotocol.is_some() })
     }
 
     fn has_valid_token(&self, request: &Request) -> bool {
@@ -257,22 +275,22 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
     }
 
     async fn serve_accepted(&self, peer: AcceptedPeer<T::WrappedStream>) {
-        if !peer.speaks_v1 {
+        if !peer.wants_subprotocol {
             return plain::server::serve_connection(peer.socket, Arc::clone(&self.executor), &self.stop)
                 .await;
         }
         // Boxed, since most connections are of the other kind, whose future is smaller.
-        let serving = Box::pin(self.endpoints.serve(peer.socket));
+        let serving = Box::pin(self.subprotocol.serve(&self.executor, peer.socket));
         if let Some(Err(error)) = self.stop.run_until_cancelled(serving).await {
-            tracing::debug!("a daemon's connection ended: {error}");
+            tracing::debug!("a connection with a subprotocol ended: {error}");
         }
     }
 }
 
 struct AcceptedPeer<W> {
     socket: Socket<W>,
-    /// Whether the peer speaks `quarterdeck.v1`.
-    speaks_v1: bool,
+    /// Whether the peer has offered our subprotocol.
+    wants_subprotocol: bool,
 }
 
 async fn accept_tcp(listener: &TcpListener) -> TcpStream {
@@ -301,12 +319,12 @@ fn enable_keepalive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-fn offers_v1(request: &Request) -> bool {
+fn offers_subprotocol(request: &Request, name: &str) -> bool {
     let offers = request.headers().get_all(SEC_WEBSOCKET_PROTOCOL).into_iter();
     offers
         .filter_map(|offer| offer.to_str().ok())
         .flat_map(|offer| offer.split(','))
-        .any(|name| name.trim() == v1::SUBPROTOCOL)
+        .any(|offer| offer.trim() == name)
 }
 
 fn log_panic(ended: Result<(), tokio::task::JoinError>) {

@@ -9,8 +9,7 @@ use qd_protocol::link::{TurnOutcome, TurnStopReason};
 use tokio_util::sync::CancellationToken;
 
 use super::outbox::{PlainOutbox, PlainRunOutput};
-use crate::executor::executor_task::{CANCEL_GRACE, ExecutorTask};
-use crate::executor::{self, Executor, RunAssignment, RunHandle, RunSteer};
+use crate::executor::{self, CANCEL_GRACE, Executor, ExecutorTask, RunAssignment, RunHandle, RunSteer};
 use crate::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError, SocketProgress};
 
 /// How many runs may be superseded while the active one ends. Beyond that the peer is no longer read.
@@ -174,7 +173,8 @@ impl<E: Executor> PlainConnectionRuns<E> {
             self.send_terminal(TurnOutcome::cancelled());
         } else {
             self.outbox.open_run(self.last_run);
-            self.active = Some(ExecutorTask::start(&self.executor, assignment, handle, CANCEL_GRACE));
+            self.active =
+                Some(ExecutorTask::start_with_handle(&self.executor, assignment, handle, CANCEL_GRACE));
         }
     }
 

@@ -2,14 +2,14 @@
 //! It asks for approval if the prompt contains `rm`, and it stops when cancelled. `examples/worker.py` is the same in
 //! Python.
 //!
-//! `cargo run -p qd-link --example worker` prints the address it listens on. Any WebSocket client can then send it
+//! `cargo run -p qd-worker-sdk --example worker` prints the address it listens on. Any WebSocket client can then send it
 //! `{"kind":"run","assignment":"hello world"}`, then `{"kind":"message","text":"and more"}` or `{"kind":"cancel"}`.
 #![expect(clippy::print_stdout, reason = "the address is all that it prints")]
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use qd_link::{
+use qd_worker_sdk::{
     PlainApproval, RunAssignment, RunError, RunHandle, ServeMode, TurnOutcome, WorkerServeError, WorkerServer,
 };
 

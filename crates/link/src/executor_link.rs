@@ -1,6 +1,8 @@
-//! The sessions of a worker that consists of just an executor. Each has a worker endpoint in memory; a daemon can
-//! detach from it and reattach while its run continues. No secret is checked here, because the server has already
-//! checked the token.
+//! The sessions of a worker that consists of just an executor of the SDK, for peers that speak `quarterdeck.v1`. Each has
+//! a worker endpoint in memory; a daemon can detach from it and reattach while its run continues. No secret is checked
+//! here, because the SDK's server has already checked the token.
+
+mod linked_agent;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -8,18 +10,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use qd_protocol::frame::v1::WorkerLinkFrame;
+use qd_protocol::frame::v1::{self, WorkerLinkFrame};
 use qd_protocol::limits::{CONNECTIONS_MAX, ORPHAN_BUSY_S, ORPHAN_IDLE_S, SPOOL_MAX};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{SessionId, WorkerId};
+use qd_worker_sdk::Executor;
+use qd_worker_sdk::executor::panic_message;
+use qd_worker_sdk::serve::Subprotocol;
+use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
 use tokio::task::JoinHandle;
 
-use crate::executor::{Executor, linked_agent};
 use crate::local::host_agent;
-use crate::socket::{ByteStream, Socket, SocketError};
 use crate::spool::MemorySpool;
-use crate::task_watch::panic_message;
 use crate::worker_endpoint::{
     LifecycleRequest, WorkerEndpoint, WorkerEndpointOptions, WorkerEndpointStatus, read_hello,
     receive_agent_start,
@@ -28,10 +31,9 @@ use crate::worker_endpoint::{
 /// Our version, for logs.
 const SOFTWARE: &str = concat!("qd-link ", env!("CARGO_PKG_VERSION"));
 
-/// Dropping it ends all runs.
-#[derive(Debug)]
-pub(super) struct EndpointRegistry<E> {
-    executor: Arc<E>,
+/// Lets a worker's server speak `quarterdeck.v1`, with which a run outlives its connection.
+#[derive(Debug, Default)]
+pub struct LinkSubprotocol {
     endpoints: Arc<Mutex<HashMap<EndpointKey, RegisteredEndpoint>>>,
 }
 
@@ -50,14 +52,16 @@ impl Drop for RegisteredEndpoint {
     }
 }
 
-impl<E: Executor> EndpointRegistry<E> {
-    pub(super) fn new(executor: Arc<E>) -> Self {
-        Self { executor, endpoints: Arc::default() }
-    }
+impl Subprotocol for LinkSubprotocol {
+    const NAME: Option<&'static str> = Some(v1::SUBPROTOCOL);
 
     /// Serves one connection for the session that its hello names. A session that is unknown here is created if the
     /// peer sends a start.
-    pub(super) async fn serve<W: ByteStream>(&self, mut socket: Socket<W>) -> Result<(), SocketError> {
+    async fn serve<E: Executor, W: ByteStream>(
+        &self,
+        executor: &Arc<E>,
+        mut socket: Socket<W>,
+    ) -> Result<(), SocketError> {
         let hello = read_hello(&mut socket).await?;
         let key = (hello.session.clone(), hello.worker.clone());
         let known = lock(&self.endpoints).get(&key).map(|registered| registered.endpoint.clone());
@@ -74,17 +78,23 @@ impl<E: Executor> EndpointRegistry<E> {
             return Err(SocketError::PeerRefused(message));
         }
         let started = receive_agent_start(socket, hello, &Secret::default(), SOFTWARE).await?;
-        self.create_endpoint(key, &started.spec).serve_started(started).await
+        self.create_endpoint(executor, key, &started.spec).serve_started(started).await
     }
 
-    /// Whether any run is active, attached or not.
-    pub(super) fn is_busy(&self) -> bool {
+    fn is_busy(&self) -> bool {
         lock(&self.endpoints)
             .values()
             .any(|registered| registered.endpoint.watch_status().borrow().run.is_some())
     }
+}
 
-    fn create_endpoint(&self, key: EndpointKey, spec: &AgentSpec) -> WorkerEndpoint {
+impl LinkSubprotocol {
+    fn create_endpoint<E: Executor>(
+        &self,
+        executor: &Arc<E>,
+        key: EndpointKey,
+        spec: &AgentSpec,
+    ) -> WorkerEndpoint {
         let options = WorkerEndpointOptions {
             session: key.0.clone(),
             worker: key.1.clone(),
@@ -95,7 +105,7 @@ impl<E: Executor> EndpointRegistry<E> {
         };
         let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
         endpoint.set_model(spec.model.clone());
-        let (task_endpoint, executor) = (endpoint.clone(), Arc::clone(&self.executor));
+        let (task_endpoint, executor) = (endpoint.clone(), Arc::clone(executor));
         let (endpoints, task_key) = (Arc::clone(&self.endpoints), key.clone());
         let task = tokio::spawn(async move {
             let run = AssertUnwindSafe(run_endpoint(&task_endpoint, executor));

@@ -13,16 +13,18 @@ use qd_protocol::{Millis, WorkerId};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-use crate::record::read_records;
-
+/// A record has a few hundred bytes; a much larger file is not a record.
+const RECORD_MAX: u64 = 64 << 10;
 /// Two renewals may fail before the lease expires.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE_S / 3);
 
+/// Why a worker cannot be announced.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseAnnounceError {
     /// The name cannot be a plain file name.
     #[error("{0:?} cannot name a worker: 1 to 128 of A-Za-z0-9_.:- that begin with a letter or digit")]
     BadName(String),
+    /// The folder or the file cannot be written.
     #[error("failed to write the worker's record: {0}")]
     Write(#[from] io::Error),
 }
@@ -87,6 +89,25 @@ pub fn live_records(dir: &Path, now: Millis) -> Vec<WorkerRecord> {
     let mut records = read_records(dir);
     records.retain(|record| record.lease_expires_at > now);
     records
+}
+
+/// Every record in a folder, of living and dead workers, sorted by id. Files that are not records are ignored.
+pub fn read_records(dir: &Path) -> Vec<WorkerRecord> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut records: Vec<WorkerRecord> =
+        entries.filter_map(|entry| read_record(&entry.ok()?.path())).collect();
+    records.sort_by(|a, b| a.agent_id.cmp(&b.agent_id));
+    records
+}
+
+/// The record in this file, if the file is a record and is named after its id.
+fn read_record(path: &Path) -> Option<WorkerRecord> {
+    let id = path.file_name()?.to_str()?.strip_suffix(".json")?;
+    if fs::metadata(path).ok()?.len() > RECORD_MAX {
+        return None;
+    }
+    let record: WorkerRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    (record.agent_id == id && WorkerId::parse(id).is_ok()).then_some(record)
 }
 
 #[derive(Debug)]
@@ -188,5 +209,19 @@ mod tests {
         let _second = LeaseAnnouncement::publish(dir.path(), later).unwrap();
         drop(first);
         assert_eq!(live_names(dir.path(), Millis::now()), ["a"]);
+    }
+
+    #[test]
+    fn only_records_that_bear_their_own_name_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let (first, second) = (record("a"), record("b"));
+        put("b.json", &serde_json::to_string(&second).unwrap());
+        put("a.json", &serde_json::to_string(&first).unwrap());
+        put("c.json", &serde_json::to_string(&first).unwrap());
+        put("d.json", "{\"agent_id\":");
+        put("e.json.tmp", &serde_json::to_string(&record("e")).unwrap());
+        assert_eq!(read_records(dir.path()), [first, second]);
+        assert_eq!(read_records(&dir.path().join("absent")), []);
     }
 }

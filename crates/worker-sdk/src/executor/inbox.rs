@@ -8,7 +8,10 @@ use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::{AskId, EventNumber};
 use tokio::sync::{Notify, oneshot};
 
-use crate::update_window::{PENDING_ASKS_MAX, WINDOW_BYTES};
+/// How many requests for approval of one run may wait for their answers. Another one is denied at once.
+pub const PENDING_ASKS_MAX: usize = 64;
+/// How many bytes of steers may wait for a run.
+const STEER_BYTES_MAX: usize = 8 << 20;
 
 /// A message to a run that is already under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +42,7 @@ impl RunInbox {
     #[must_use]
     pub(crate) fn push_steer(&self, steer: RunSteer) -> bool {
         let mut state = self.lock();
-        let full = state.steers.len() >= QUEUE_MAX || state.steer_bytes >= WINDOW_BYTES;
+        let full = state.steers.len() >= QUEUE_MAX || state.steer_bytes >= STEER_BYTES_MAX;
         if !full {
             state.steer_bytes += steer.text.len();
             state.steers.push_back(steer);
@@ -148,7 +151,7 @@ mod tests {
             std::iter::repeat_with(|| inbox.push_steer(steer("x"))).take_while(|accepted| *accepted).count();
         assert_eq!(accepted, QUEUE_MAX);
         let inbox = RunInbox::default();
-        let large = "x".repeat(WINDOW_BYTES / 2);
+        let large = "x".repeat(STEER_BYTES_MAX / 2);
         let accepted = std::iter::repeat_with(|| inbox.push_steer(steer(&large)))
             .take_while(|accepted| *accepted)
             .count();

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use qd_link::{Executor, PlainClient, RunAssignment, ServeMode, WorkerServeError, WorkerServer};
 use qd_protocol::frame::plain::{PlainRunStatus, PlainWorkerFrame};
+use qd_worker_sdk::{Executor, PlainClient, RunAssignment, ServeMode, WorkerServeError, WorkerServer};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 

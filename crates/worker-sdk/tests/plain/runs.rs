@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use qd_link::{
+use qd_protocol::frame::plain::{PlainRunStatus, PlainWorkerFrame};
+use qd_worker_sdk::{
     Executor, PlainApproval, PlainClient, RunAssignment, RunError, RunHandle, RunStopped, ServeMode,
     TurnOutcome, TurnUpdate,
 };
-use qd_protocol::frame::plain::{PlainRunStatus, PlainWorkerFrame};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;

@@ -46,6 +46,7 @@ pub fn request_key() -> String {
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// The peer closed the connection, or it broke.
@@ -65,6 +66,7 @@ pub enum SocketError {
     /// We refused the peer, and told it why.
     #[error("the peer was refused: {0}")]
     PeerRefused(String),
+    /// A step took longer than [`STEP_TIMEOUT`].
     #[error("the peer did not answer in time")]
     TimedOut,
     /// The peer violated the WebSocket protocol, or the stream failed.
@@ -92,6 +94,7 @@ impl From<std::io::Error> for SocketError {
     }
 }
 
+/// What a client sends in its upgrade.
 #[derive(Debug, Clone, Default)]
 pub struct ClientUpgrade {
     /// The `Host` header.
@@ -109,14 +112,18 @@ pub struct ClientUpgrade {
 pub struct TextFrame(Utf8Bytes);
 
 impl TextFrame {
+    /// The text.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 }
 
+/// A frame that was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IncomingFrame {
+    /// A text frame.
     Text(TextFrame),
+    /// A binary frame.
     Binary(tungstenite::Bytes),
     /// A ping or pong. The next flush answers a ping.
     Alive,
@@ -127,9 +134,11 @@ pub enum IncomingFrame {
 pub enum SocketProgress {
     /// Everything queued is written.
     Written,
+    /// A frame has arrived.
     Read(IncomingFrame),
 }
 
+/// A WebSocket, as either side.
 #[derive(Debug)]
 pub struct Socket<W> {
     ws: WebSocketStream<W>,

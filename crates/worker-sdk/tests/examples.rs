@@ -1,17 +1,53 @@
-//! The example workers in Rust and Python do what their headers say. One test drives both, with our own client.
+//! The examples do what their headers say, and the README shows one of them. One test drives both larger workers, in Rust
+//! and Python, with our own client.
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use qd_link::{PlainClient, RunAssignment, ServeMode, WorkerServer, plain};
 use qd_protocol::frame::plain::{PlainRunStatus, PlainWorkerFrame};
 use qd_protocol::link::TurnUpdate;
+use qd_worker_sdk::{PlainClient, RunAssignment, ServeMode, WorkerServer, plain};
 
 #[path = "../examples/worker.rs"]
 #[expect(dead_code, reason = "its `main` is not needed here")]
 mod worker;
+
+#[path = "../examples/hello.rs"]
+#[expect(dead_code, reason = "its `main` is not needed here")]
+mod hello;
+
+#[path = "../examples/parent.rs"]
+#[expect(dead_code, reason = "its `main` is not needed here")]
+mod parent;
+
+#[tokio::test]
+async fn the_parent_gets_the_answer_of_the_smallest_worker() {
+    let server = WorkerServer::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = server.endpoint();
+    let _served = tokio::spawn(server.serve(hello::greet, ServeMode::Many));
+    let (status, answer) = parent::assign(&endpoint, "say hello").await.unwrap();
+    assert_eq!((status, answer.as_str()), (PlainRunStatus::Completed, "Hello! You want me to say hello."));
+}
+
+#[tokio::test]
+async fn the_parent_approves_nothing() {
+    let server = WorkerServer::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = server.endpoint();
+    let _served = tokio::spawn(server.serve(worker::shout, ServeMode::Many));
+    let (status, answer) = parent::assign(&endpoint, "rm this").await.unwrap();
+    assert_eq!((status, answer.as_str()), (PlainRunStatus::Error, ""));
+}
+
+#[test]
+fn the_readme_shows_the_smallest_worker_as_it_is() {
+    let readme = include_str!("../README.md");
+    let shown = readme.split("```rust\n").nth(1).unwrap().split("```").next().unwrap();
+    let example = include_str!("../examples/hello.rs");
+    let code = &example[example.find("use ").unwrap()..];
+    assert_eq!(shown, code, "the README (left) is not examples/hello.rs (right)");
+}
 
 #[tokio::test]
 async fn the_rust_worker_does_what_it_says() {

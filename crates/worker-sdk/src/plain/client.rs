@@ -20,6 +20,7 @@ pub struct PlainClient<W = TcpStream> {
     unflushed: bool,
 }
 
+/// What a worker has sent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PlainClientEvent {
     /// A frame that could be parsed.

@@ -4,16 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_protocol::RunId;
-use qd_protocol::event::PermissionDecision;
-use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, AskResolution, TurnOutcome};
+use qd_protocol::event::{AskKind, PermissionDecision};
+use qd_protocol::link::{
+    AgentCommand, AgentExitReason, AgentUpdate, AskRequest, AskResolution, TurnOutcome, TurnUpdate,
+};
+use qd_protocol::{AskId, EventNumber, RunId};
+use qd_worker_sdk::executor::{ExecutorTask, RunTransport, SendFuture};
+use qd_worker_sdk::{Executor, PlainApproval, RunAssignment, RunStopped};
+use serde_json::json;
 
-use super::executor_task::{CANCEL_GRACE, ExecutorTask};
-use super::{Executor, RunAssignment, RunHandle, RunOutput, RunSteer};
-use crate::local::{AgentEndpoint, LinkClosed};
+use crate::local::{AgentEndpoint, AgentOutput, LinkClosed};
 
 /// Runs the agent: one run after another, until the session releases it.
-pub(crate) async fn run_linked_agent<E: Executor>(
+pub(super) async fn run_linked_agent<E: Executor>(
     executor: Arc<E>,
     mut endpoint: AgentEndpoint,
 ) -> AgentExitReason {
@@ -32,6 +35,38 @@ pub(crate) async fn run_linked_agent<E: Executor>(
     AgentExitReason::Stopped
 }
 
+/// Sends the updates of one run through the numbered link.
+#[derive(Debug)]
+struct LinkedRun {
+    output: AgentOutput,
+    run: RunId,
+}
+
+impl LinkedRun {
+    fn send(&self, update: AgentUpdate) -> SendFuture<'_> {
+        Box::pin(async move { self.output.send(update).await.map_err(|LinkClosed| RunStopped) })
+    }
+}
+
+impl RunTransport for LinkedRun {
+    fn send_update(&self, update: TurnUpdate) -> SendFuture<'_> {
+        self.send(AgentUpdate::Turn { run: self.run.clone(), update })
+    }
+
+    fn request_approval(&self, ask: AskId, approval: PlainApproval) -> SendFuture<'_> {
+        self.send(AgentUpdate::Ask { run: self.run.clone(), ask: permission_request(ask, approval) })
+    }
+
+    /// There is always room for an update this small, so it does not wait.
+    fn confirm_steer(&self, number: EventNumber) -> SendFuture<'_> {
+        self.send(AgentUpdate::SteerTaken { steer: number })
+    }
+
+    fn confirm_answer(&self, ask: AskId) -> SendFuture<'_> {
+        self.send(AgentUpdate::AskDelivered { ask })
+    }
+}
+
 async fn apply_command<E: Executor>(
     executor: &Arc<E>,
     endpoint: &AgentEndpoint,
@@ -47,16 +82,14 @@ async fn apply_command<E: Executor>(
                 let outcome = task.wait_for_outcome().await;
                 finish_run(endpoint, active, outcome).await?;
             }
-            let handle = RunHandle::new(RunOutput::Link { output: endpoint.output(), run: run.clone() });
-            let grace = limits.grace_ms.map_or(CANCEL_GRACE, Duration::from_millis);
+            let transport = LinkedRun { output: endpoint.output(), run: run.clone() };
+            let grace = limits.grace_ms.map(Duration::from_millis);
             let assignment =
                 RunAssignment { prompt, messages, files, run: Some(run.clone()), ..RunAssignment::default() };
-            *active = Some((run, ExecutorTask::start(executor, assignment, handle, grace)));
+            *active = Some((run, ExecutorTask::start(executor, assignment, transport, grace)));
         }
         AgentCommand::Steer { number, run, text } => {
-            let steer = RunSteer { text, number: Some(number) };
-            let accepted =
-                active_run(active, &run).is_some_and(|task| task.handle().inbox().push_steer(steer));
+            let accepted = active_run(active, &run).is_some_and(|task| task.push_steer(text, Some(number)));
             if !accepted {
                 endpoint.send(AgentUpdate::SteerMissed { steer: number }).await?;
             }
@@ -73,7 +106,7 @@ async fn apply_command<E: Executor>(
         }
         AgentCommand::Answer { ask, answer, .. } => {
             if let Some((_, task)) = active {
-                task.handle().inbox().resolve_ask(&ask, permission_granted(answer));
+                task.resolve_ask(&ask, permission_granted(answer));
             }
         }
     }
@@ -101,7 +134,7 @@ async fn finish_run(
     outcome: TurnOutcome,
 ) -> Result<(), LinkClosed> {
     let Some((run, task)) = active.take() else { return Ok(()) };
-    for steer in task.handle().inbox().take_missed_steers() {
+    for steer in task.take_missed_steers() {
         endpoint.send(AgentUpdate::SteerMissed { steer }).await?;
     }
     endpoint.send(AgentUpdate::TurnEnded { run, outcome }).await
@@ -115,5 +148,18 @@ fn permission_granted(resolution: AskResolution) -> Option<bool> {
             Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways)
         )),
         AskResolution::Withdrawn => None,
+    }
+}
+
+fn permission_request(id: AskId, approval: PlainApproval) -> AskRequest {
+    AskRequest {
+        id,
+        kind: AskKind::Permission,
+        tool: Some(approval.tool_name),
+        input: json!({ "permission_type": approval.permission_type, "resource": approval.resource }),
+        risk: None,
+        prompt: approval.question,
+        options: Vec::new(),
+        implicit: false,
     }
 }
