@@ -8,7 +8,6 @@ use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use qd_link::socket::{ByteStream, IncomingFrame, Socket, SocketError};
 use qd_link::{
     AgentLink, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, WorkerConnector, WorkerEnding,
     WorkerEndpoint, WorkerEndpointOptions, WorkerUnreachable, read_hello, receive_agent_start,
@@ -18,6 +17,7 @@ use qd_protocol::limits::SPOOL_MAX;
 use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, TurnUpdate, UpdateNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, IncomingFrame, Socket, SocketError};
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
