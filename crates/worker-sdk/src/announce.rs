@@ -2,7 +2,8 @@
 //! the record's lease for as long as it lives. A record only makes a worker known; using it still takes a token.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,8 +16,10 @@ use tokio::time::MissedTickBehavior;
 
 /// A record has a few hundred bytes; a much larger file is not a record.
 const RECORD_MAX: u64 = 64 << 10;
-/// Two renewals may fail before the lease expires.
-const RENEW_EVERY: Duration = Duration::from_secs(LEASE_S / 3);
+/// The record is for everybody whom the user's umask and the folder let in.
+const RECORD_MODE: u32 = 0o666;
+/// How often a lease is renewed. Two renewals may fail before it expires.
+pub const RENEW_EVERY: Duration = Duration::from_secs(LEASE_S / 3);
 
 /// Why a worker cannot be announced.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +87,19 @@ pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> Wor
     }
 }
 
+/// Writes a record into a folder with a fresh lease, and returns it as written. Nobody reads half a record. The `mode` of
+/// the file is subject to the umask.
+pub fn write_record(dir: &Path, record: &WorkerRecord, mode: u32) -> io::Result<WorkerRecord> {
+    let lease_expires_at = Millis::now().plus(LEASE_S * 1000);
+    let record = WorkerRecord { lease_expires_at, ..record.clone() };
+    // Readers ignore this name because of its leading dot, and the pid keeps other processes from writing to it.
+    let draft = dir.join(format!(".{}.{}", record.agent_id, std::process::id()));
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&draft)?;
+    file.write_all(&serde_json::to_vec(&record)?)?;
+    fs::rename(&draft, record_path(dir, &record.agent_id))?;
+    Ok(record)
+}
+
 /// The workers in a folder whose lease has not expired, sorted by name. Files that are not records are ignored.
 pub fn live_records(dir: &Path, now: Millis) -> Vec<WorkerRecord> {
     let mut records = read_records(dir);
@@ -124,13 +140,9 @@ impl LeasedRecordFile {
         if *withdrawn {
             return Ok(());
         }
-        let lease_expires_at = Millis::now().plus(LEASE_S * 1000);
-        let record = serde_json::to_vec(&WorkerRecord { lease_expires_at, ..self.record.clone() })?;
         fs::create_dir_all(&self.dir)?;
-        // Readers ignore this name because of its leading dot, and the pid keeps other processes from writing to it.
-        let draft = self.dir.join(format!(".{}.{}", self.record.agent_id, std::process::id()));
-        fs::write(&draft, record)?;
-        fs::rename(&draft, self.path())
+        write_record(&self.dir, &self.record, RECORD_MODE)?;
+        Ok(())
     }
 
     /// Removes the record, unless another worker has taken the name in the meantime.
@@ -142,15 +154,15 @@ impl LeasedRecordFile {
                 == (&self.record.agent_id, self.record.pid, self.record.started_at)
         };
         if read_records(&self.dir).iter().any(ours)
-            && let Err(error) = fs::remove_file(self.path())
+            && let Err(error) = fs::remove_file(record_path(&self.dir, &self.record.agent_id))
         {
             tracing::warn!("failed to remove the worker's record: {error}");
         }
     }
+}
 
-    fn path(&self) -> PathBuf {
-        self.dir.join(format!("{}.json", self.record.agent_id))
-    }
+fn record_path(dir: &Path, agent_id: &str) -> PathBuf {
+    dir.join(format!("{agent_id}.json"))
 }
 
 #[cfg(test)]
