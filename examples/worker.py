@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A complete worker in plain Python. It outputs its assignment in capitals, word by word, followed by the steers that
 it receives. It asks for approval if the assignment contains `rm`, and stops when it is cancelled.
-`crates/link/examples/worker.rs` is the same worker in Rust.
+`crates/worker-sdk/examples/worker.rs` is the same worker in Rust.
 
 `python3 examples/worker.py [HOST:PORT]` prints its address. Any WebSocket client can then send it
 `{"kind":"run","assignment":"hello world"}`, then `{"kind":"message","text":"and more"}` or `{"kind":"cancel"}`."""

@@ -15,7 +15,7 @@ mod verbs;
 use std::process::ExitCode;
 
 use clap::Parser;
-use qd_daemon::home::DaemonHome;
+use qd_home::DaemonHome;
 
 use args::{CliVerb, CommandLine};
 use daemon::DaemonLocator;

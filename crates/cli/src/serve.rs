@@ -1,5 +1,5 @@
-//! `qd serve` and `qd doctor --rebuild`: the only calls into the daemon's crate that do the daemon's work. Also sets up
-//! the log file.
+//! `qd serve`, and what `qd doctor` does with a journal while no daemon runs: the only calls into the daemon's crate. Also
+//! sets up the log file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,10 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use qd_daemon::config::DaemonConfig;
 use qd_daemon::edge::CertificateSource;
-use qd_daemon::home::DaemonHome;
 use qd_daemon::{DaemonServeError, ServeOptions};
+use qd_home::{DaemonConfig, DaemonHome};
 use serde::Serialize;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -68,6 +67,11 @@ pub(crate) fn rebuild_lists(home: &DaemonHome) -> Result<RebuildSummary> {
     let report = qd_daemon::doctor::rebuild_lists(home.path()).context("cannot rebuild the lists")?;
     let qd_daemon::doctor::RebuildReport { events, workspaces, sessions, runs, asks, .. } = report;
     Ok(RebuildSummary { events, workspaces, sessions, runs, asks })
+}
+
+/// What is wrong with the file of the journal, for a home whose daemon cannot start; `None` if it seems whole.
+pub(crate) fn find_journal_problem(home: &DaemonHome) -> Option<String> {
+    qd_daemon::doctor::inspect_journal(home.path()).err().map(|error| error.to_string())
 }
 
 /// Prints where the daemon listens. Errors are ignored: a closed stdout must not end the daemon.

@@ -10,10 +10,9 @@ use qd_catalog::programs::{self, ProgramVersions};
 use qd_catalog::project::{self, ProjectFileStatus};
 use qd_catalog::trust::{ProjectTrust, ProjectTrustStatus, TrustError};
 use qd_catalog::{Catalog, CatalogProblem};
+use qd_home::DaemonHome;
 use qd_protocol::api::{Agent, TrustedProject};
 use qd_protocol::manifest::{Manifest, TokenPrice};
-
-use crate::home::DaemonHome;
 
 /// The agents of this machine.
 #[derive(Debug)]

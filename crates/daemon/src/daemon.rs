@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use qd_core::session::SessionCommand;
+use qd_home::{DaemonConfig, DaemonHome};
 use qd_journal::{
     AppendError, BlobError, EventScope, Journal, JournalReadError, SessionFilter, SessionKey, SessionRow,
     WorkspaceKey,
@@ -21,10 +22,8 @@ use crate::actor::{
     self, ActorMessage, ChildCreation, CommandCompletion, CommandRequest, IdempotencyKey, SessionActivity,
 };
 use crate::budget::SpentBudgets;
-use crate::config::DaemonConfig;
 use crate::descriptors::DescriptorShares;
 use crate::fleets::FleetActorMessage;
-use crate::home::DaemonHome;
 use crate::journal_check::JournalChecks;
 use crate::keyed_locks::KeyedLocks;
 use crate::metrics::DaemonMetrics;

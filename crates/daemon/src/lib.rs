@@ -14,7 +14,6 @@
 //! - `agents`: the agents that this machine can start.
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
 //! - `descriptors`: how the limit on open files is divided among files, workers and connections.
-//! - [`home`], [`config`]: the files beside the journal, and the user's settings.
 //! - [`doctor`]: rebuilds the list rows from events. `journal_check`: looks for damage in the journal.
 //! - `text_merging`: merges streamed text of long ago.
 //! - `metrics`: counters for operators.
@@ -26,14 +25,12 @@ mod actor;
 mod agents;
 mod budget;
 mod clock;
-pub mod config;
 mod daemon;
 mod descriptors;
 pub mod doctor;
 pub mod edge;
 mod fleets;
 mod halt;
-pub mod home;
 mod http;
 mod journal_check;
 mod keyed_locks;

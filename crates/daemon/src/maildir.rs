@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use qd_home::DaemonHome;
 use qd_journal::SessionFilter;
 use qd_protocol::limits::{MAIL_FILE_MAX, MAIL_LOOK_S};
 use qd_protocol::mail::{MailDelivery, MailKind};
@@ -26,7 +27,6 @@ use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 
 use crate::daemon::Daemon;
-use crate::home::DaemonHome;
 use crate::mail::{MailSender, OutgoingMail};
 
 const TMP: &str = "tmp";

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_home::{BadListenAddress, ConfigError, DaemonConfig, DaemonHome, HomeError, ListenAddress};
 use qd_journal::faults::{FaultInjector, InjectedCrash};
 use qd_journal::{Journal, JournalOpenError, JournalOptions};
 use qd_protocol::ApiError;
@@ -13,11 +14,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agents::LocalAgents;
 use crate::clock::read_clocks;
-use crate::config::{ConfigError, DaemonConfig};
 use crate::daemon::Daemon;
 use crate::descriptors::DescriptorShares;
-use crate::edge::{self, CertificateSource, EdgeError, ListenAddress};
-use crate::home::{DaemonHome, HomeError};
+use crate::edge::{self, CertificateSource, EdgeError};
 use crate::http;
 use crate::workers::{WorkerTimeouts, Workers};
 
@@ -44,7 +43,7 @@ pub enum DaemonServeError {
     Config(#[from] ConfigError),
     /// A `--listen` address is not valid.
     #[error(transparent)]
-    Address(#[from] edge::listen::BadListenAddress),
+    Address(#[from] BadListenAddress),
     /// The journal cannot be opened; another daemon may hold its lock.
     #[error(transparent)]
     Journal(#[from] JournalOpenError),

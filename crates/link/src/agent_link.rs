@@ -14,12 +14,12 @@ use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentExitReason, TurnLimits, UpdateNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, STEP_TIMEOUT, Socket};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use self::inbox::AgentLinkInbox;
 use self::link_task::AgentLinkTask;
-use crate::socket::{ByteStream, STEP_TIMEOUT, Socket};
 use crate::update_window::NumberedUpdate;
 
 /// Reaches the worker of one session.

@@ -1,5 +1,6 @@
 //! The numbered link between a session and its agent. Updates from the agent go up once and in order, commands go down
-//! once, and a cancel overtakes the other commands. This crate knows no agent and no journal.
+//! once, and a cancel overtakes the other commands. This crate knows no agent and no journal. What third parties need to
+//! write a worker is in `qd-worker-sdk`, on whose sockets the link runs.
 //!
 //! Modules, in reading order:
 //! - `local`: a link inside one process, and the task behind it.
@@ -12,28 +13,20 @@
 //! - `spool`: keeps the updates that the daemon has not acknowledged.
 //! - `proof`: how both ends prove that they know the same secret.
 //! - `link_connection`: one connection, as both ends use it.
-//! - [`socket`]: the WebSocket under it.
-//! - [`executor`]: the trait to implement for a worker of your own.
 //! - [`terminal_handshake`]: the first frames of a connection that shows a terminal.
-//! - [`plain`]: the frames of a peer without a subprotocol, both sides.
-//! - [`serve`]: the server that accepts connections for a worker.
+//! - `executor_link`: the link of a worker that consists of just an executor of the SDK.
 //! - `file_spool`: a spool on disk, written by a worker and read by the daemon after the worker's death.
-//! - [`announce`]: how a worker that was started by somebody else is found.
 //! - [`record`]: how the workers of a home are found and checked for life.
 
 mod agent_link;
-pub mod announce;
 mod command_queue;
 pub mod event_size;
-pub mod executor;
+mod executor_link;
 mod file_spool;
 mod link_connection;
 mod local;
-pub mod plain;
 mod proof;
 pub mod record;
-pub mod serve;
-pub mod socket;
 mod spool;
 mod task_watch;
 pub mod terminal_handshake;
@@ -41,18 +34,16 @@ mod update_window;
 mod worker_endpoint;
 
 pub use agent_link::{AgentLink, LinkEvent, LinkOptions, WorkerConnector, WorkerEnding, WorkerUnreachable};
-pub use executor::{
-    Executor, PlainApproval, RunAssignment, RunError, RunHandle, RunStopped, TurnOutcome, TurnUpdate,
-};
+pub use executor_link::LinkSubprotocol;
 pub use file_spool::FileSpool;
 pub use local::{
     AgentEndpoint, AgentOutput, AgentOutputFilter, LinkClosed, LocalLinkEvent, SessionEndpoint, host_agent,
     host_agent_with_filter, local_link,
 };
-pub use plain::PlainClient;
-pub use serve::{ServeMode, ServerTransport, WorkerServeError, WorkerServer};
+/// The sockets that links run over, and the plain frames, which some agents speak.
+pub use qd_worker_sdk::{PlainClient, plain, socket};
 pub use spool::{MemorySpool, Spool};
-pub use update_window::{NumberedUpdate, PENDING_ASKS_MAX, WINDOW_BYTES};
+pub use update_window::{NumberedUpdate, WINDOW_BYTES};
 pub use worker_endpoint::{
     LifecycleRequest, StartedConnection, TurnClock, WorkerEndpoint, WorkerEndpointOptions,
     WorkerEndpointStatus, read_hello, receive_agent_start,

@@ -8,11 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use qd_protocol::limits::PING_S;
+use qd_worker_sdk::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError, TextFrame};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, Sleep};
-
-use crate::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError, TextFrame};
 
 /// How long the peer may be silent before it is pinged.
 const PING_AFTER: Duration = Duration::from_secs(PING_S);

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use qd_protocol::event::RunError;
 use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, UpdateNumber};
+use qd_worker_sdk::executor::panic_message;
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::command_queue::CommandQueue;
-use crate::task_watch::panic_message;
 use crate::update_window::{NumberedUpdate, UpdateWindow, split_update};
 
 /// The session has released its agent and reads no more updates.

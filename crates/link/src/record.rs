@@ -11,11 +11,10 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use qd_protocol::WorkerId;
-use qd_protocol::worker::WorkerRecord;
+/// Every record in a home, of living and dead workers: those of our workers have the form that all workers announce.
+pub use qd_worker_sdk::announce::read_records;
 use tokio::net::{UnixListener, UnixStream};
 
-/// A record has a few hundred bytes; a much larger file is not a record.
-const RECORD_MAX: u64 = 64 << 10;
 /// The longest socket path that the kernel accepts.
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -112,50 +111,16 @@ fn short_socket_path(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     Ok((path, Some(folder)))
 }
 
-/// Every record in a home, of living and dead workers, sorted by id. Files that are not records are ignored.
-pub fn read_records(dir: &Path) -> Vec<WorkerRecord> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut records: Vec<WorkerRecord> =
-        entries.filter_map(|entry| read_record(&entry.ok()?.path())).collect();
-    records.sort_by(|a, b| a.agent_id.cmp(&b.agent_id));
-    records
-}
-
-/// The record in this file, if the file is a record and is named after its id.
-fn read_record(path: &Path) -> Option<WorkerRecord> {
-    let id = path.file_name()?.to_str()?.strip_suffix(".json")?;
-    if fs::metadata(path).ok()?.len() > RECORD_MAX {
-        return None;
-    }
-    let record: WorkerRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    (record.agent_id == id && WorkerId::parse(id).is_ok()).then_some(record)
-}
-
 #[cfg(test)]
 mod tests {
-    use qd_protocol::Millis;
-
     use super::*;
-
-    fn record(id: &str) -> WorkerRecord {
-        WorkerRecord {
-            agent_id: id.to_owned(),
-            role: "worker".to_owned(),
-            labels: Vec::new(),
-            endpoint: "unix:x".to_owned(),
-            pid: 1,
-            start_ticks: None,
-            version: "0".to_owned(),
-            started_at: Millis(0),
-            lease_expires_at: Millis(0),
-        }
-    }
 
     #[test]
     fn a_worker_is_alive_while_it_holds_its_lock_and_no_longer() {
         let dir = tempfile::tempdir().unwrap();
         let files = WorkerFiles::of(dir.path(), "a").unwrap();
         assert!(!is_worker_alive(dir.path(), "a"));
+        assert!(WorkerFiles::of(dir.path(), "../a").is_none() && !is_worker_alive(dir.path(), "../a"));
         let lock = WorkerLock::try_acquire(&files).unwrap().unwrap();
         assert!(is_worker_alive(dir.path(), "a") && is_worker_alive(dir.path(), "a"));
         assert!(WorkerLock::try_acquire(&files).unwrap().is_none());
@@ -177,19 +142,5 @@ mod tests {
         drop(listener);
         assert!(connect_to_worker(&deep, "a").await.is_err());
         bind_worker_socket(&WorkerFiles::of(&deep, "a").unwrap()).unwrap();
-    }
-
-    #[test]
-    fn only_records_that_bear_their_own_name_are_found() {
-        let dir = tempfile::tempdir().unwrap();
-        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        put("b.json", &serde_json::to_string(&record("b")).unwrap());
-        put("a.json", &serde_json::to_string(&record("a")).unwrap());
-        put("c.json", &serde_json::to_string(&record("a")).unwrap());
-        put("d.json", "{\"agent_id\":");
-        put("e.json.tmp", &serde_json::to_string(&record("e")).unwrap());
-        assert_eq!(read_records(dir.path()), [record("a"), record("b")]);
-        assert!(WorkerFiles::of(dir.path(), "../a").is_none() && !is_worker_alive(dir.path(), "../a"));
-        assert_eq!(read_records(&dir.path().join("absent")), []);
     }
 }

@@ -2,12 +2,12 @@
 //! its session waiting without end while its worker lives on. Whatever the tasks of an endpoint do is therefore spawned
 //! here, and the owner of the endpoint ends the session when one of them has died.
 
-use std::any::Any;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
 use qd_protocol::event::RunError;
+use qd_worker_sdk::executor::panic_message;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -80,12 +80,6 @@ fn worker_panicked(name: &str, reason: &str) -> RunError {
     let message =
         format!("the worker failed in its task `{name}`: {reason}; please report this with its log");
     RunError::new("worker_panicked", message)
-}
-
-/// What a panic said.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@
 use qd_protocol::frame::terminal::{DaemonTerminalFrame, TerminalRequest, WorkerTerminalFrame};
 use qd_protocol::worker::Secret;
 use qd_protocol::{SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
 
 use crate::link_connection::read_frame;
 use crate::proof;
-use crate::socket::{ByteStream, Socket, SocketError};
 
 /// Why a worker does not show a terminal.
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +105,7 @@ mod tests {
     use tokio::io::DuplexStream;
 
     use super::*;
-    use crate::socket::Role;
+    use qd_worker_sdk::socket::Role;
 
     async fn connected_sockets() -> (Socket<DuplexStream>, Socket<DuplexStream>) {
         let (client, server) = tokio::io::duplex(64 << 10);

@@ -4,13 +4,12 @@
 
 use qd_protocol::limits::{DELTA_MAX, LINK_WINDOW};
 use qd_protocol::link::{AgentUpdate, TurnUpdate, UpdateNumber};
+use qd_worker_sdk::executor::PENDING_ASKS_MAX;
 use serde_json::Value;
 
 /// How many bytes of updates may wait for the session. [`LINK_WINDOW`] alone would let two hundred large tool outputs
 /// wait.
 pub const WINDOW_BYTES: usize = 8 << 20;
-/// Asks that may wait beyond the window, so that a question is not blocked by the text before it.
-pub const PENDING_ASKS_MAX: usize = 64;
 
 /// An update with its number in the session.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,6 +84,7 @@ impl UpdateWindow {
             AgentUpdate::Turn { .. } => {
                 (merges || self.updates.len() < LINK_WINDOW) && self.bytes < WINDOW_BYTES
             }
+            // Asks may wait beyond the window, so that a question is not blocked by the text before it.
             AgentUpdate::Ask { .. } => self.updates.len() < LINK_WINDOW + PENDING_ASKS_MAX,
             AgentUpdate::Ready { .. }
             | AgentUpdate::AskWithdrawn { .. }

@@ -18,6 +18,7 @@ use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
 use qd_protocol::worker::Secret;
 use qd_protocol::{RunId, SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
@@ -31,7 +32,6 @@ use self::outbox::EndpointOutbox;
 use self::spool_sync::sync_spool_while_detached;
 use crate::command_queue::CommandQueue;
 use crate::local::{AgentCommandSender, LocalLinkEvent, SessionEndpoint};
-use crate::socket::{ByteStream, Socket, SocketError};
 use crate::spool::Spool;
 use crate::task_watch::TaskWatch;
 

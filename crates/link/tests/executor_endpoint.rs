@@ -4,10 +4,8 @@
 
 use std::time::Duration;
 
-use qd_link::socket::{ByteStream, ClientUpgrade, Socket};
 use qd_link::{
-    AgentLink, LinkEvent, LinkOptions, NumberedUpdate, PlainApproval, RunAssignment, RunHandle, ServeMode,
-    TurnOutcome, WorkerConnector, WorkerServer, WorkerUnreachable,
+    AgentLink, LinkEvent, LinkOptions, LinkSubprotocol, NumberedUpdate, WorkerConnector, WorkerUnreachable,
 };
 use qd_protocol::event::{AskAnswer, PermissionDecision};
 use qd_protocol::frame::v1;
@@ -17,6 +15,8 @@ use qd_protocol::link::{
 };
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, ClientUpgrade, Socket};
+use qd_worker_sdk::{PlainApproval, RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use tokio::net::TcpStream;
 
 /// Connects to a server on this machine.
@@ -72,7 +72,7 @@ async fn worker(assignment: RunAssignment, run: RunHandle) -> TurnOutcome {
 async fn serve() -> String {
     let server = WorkerServer::bind("127.0.0.1:0").await.unwrap();
     let host = server.address().to_string();
-    tokio::spawn(server.serve(worker, ServeMode::Many));
+    tokio::spawn(server.with_subprotocol(LinkSubprotocol::default()).serve(worker, ServeMode::Many));
     host
 }
 

@@ -78,7 +78,7 @@ fn every_metric_is_on_its_page() {
 
 #[test]
 fn every_setting_is_on_its_page() {
-    let source = file("crates/daemon/src/config.rs");
+    let source = file("crates/home/src/config.rs");
     let keys = source.split("const KEYS").nth(1).unwrap().split(';').nth(1).unwrap();
     let page = file("docs/operations.md");
     let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();

@@ -367,7 +367,8 @@ impl RustItems {
     /// segment too.
     fn are_defined(&self, segments: &[&str]) -> bool {
         let is_crate = |name: &str| {
-            name.strip_prefix("qd_").is_some_and(|name| root().join("crates").join(name).is_dir())
+            let folder = name.strip_prefix("qd_").map(|name| name.replace('_', "-"));
+            folder.is_some_and(|folder| root().join("crates").join(folder).is_dir())
         };
         let Some(files) = segments.last().and_then(|last| self.definitions.get(*last)) else { return false };
         segments.iter().all(|name| self.definitions.contains_key(*name) || is_crate(name))

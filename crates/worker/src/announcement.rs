@@ -1,20 +1,20 @@
 //! How this worker process announces itself: the lock that shows that it is alive, its socket, and the record with the
 //! socket's address. The record is renewed while the process lives and removed when it exits.
 
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use qd_link::record::{WorkerFiles, WorkerLock, bind_worker_socket};
-use qd_protocol::Millis;
-use qd_protocol::limits::LEASE_S;
 use qd_protocol::worker::WorkerRecord;
+use qd_worker_sdk::announce::{RENEW_EVERY, record_of_this_process, write_record};
 use tokio::net::UnixListener;
 
 /// A process that checks whether we are alive holds our lock for a moment, so taking it is tried this often.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
+/// Only the owner of a home may find its workers.
+const RECORD_MODE: u32 = 0o600;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkerAnnounceError {
@@ -29,6 +29,7 @@ pub(crate) enum WorkerAnnounceError {
 /// The presence of this process among the workers of its home. Dropping it removes its files.
 #[derive(Debug)]
 pub(crate) struct WorkerAnnouncement {
+    dir: PathBuf,
     files: WorkerFiles,
     record: WorkerRecord,
     _lock: WorkerLock,
@@ -41,41 +42,29 @@ impl WorkerAnnouncement {
         let files = WorkerFiles::of(dir, id).ok_or_else(|| WorkerAnnounceError::BadId(id.to_owned()))?;
         let lock = take_lock(&files)?.ok_or_else(|| WorkerAnnounceError::IdTaken(id.to_owned()))?;
         let listener = bind_worker_socket(&files)?;
-        let pid = std::process::id();
         let record = WorkerRecord {
-            agent_id: id.to_owned(),
-            role: "worker".to_owned(),
-            labels: Vec::new(),
-            endpoint: format!("unix:{}", files.socket.display()),
-            pid,
-            start_ticks: qd_keeper::procfs::start_ticks(pid),
+            start_ticks: qd_keeper::procfs::start_ticks(std::process::id()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            started_at: Millis::now(),
-            lease_expires_at: Millis(0),
+            ..record_of_this_process(id, "worker", &format!("unix:{}", files.socket.display()))
         };
-        let mut announcement = Self { files, record, _lock: lock };
+        let mut announcement = Self { dir: dir.to_owned(), files, record, _lock: lock };
         announcement.write_record()?;
         Ok((announcement, listener))
     }
 
-    /// Renews the lease for ever, at a third of its length.
+    /// Renews the lease for ever.
     pub(crate) async fn renew_lease(&mut self) {
         loop {
-            tokio::time::sleep(Duration::from_secs(LEASE_S) / 3).await;
+            tokio::time::sleep(RENEW_EVERY).await;
             if let Err(error) = self.write_record() {
                 tracing::warn!(%error, "failed to renew the worker's record");
             }
         }
     }
 
-    /// Writes the record by renaming a new file, so that nobody reads half of it.
     fn write_record(&mut self) -> io::Result<()> {
-        self.record.lease_expires_at = Millis::now().plus(LEASE_S * 1000);
-        let new = self.files.record.with_extension("json.new");
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&serde_json::to_vec(&self.record)?)?;
-        std::fs::rename(&new, &self.files.record)
+        self.record = write_record(&self.dir, &self.record, RECORD_MODE)?;
+        Ok(())
     }
 }
 
@@ -102,6 +91,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use qd_link::record::{is_worker_alive, read_records};
+    use qd_protocol::Millis;
 
     use super::*;
 

@@ -14,8 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use qd_core::policy::main_argument;
 use qd_keeper::{KeeperHandle, become_subreaper, end_orphans};
-use qd_link::executor::PlainApproval;
-use qd_link::{Executor, LocalLinkEvent, RunAssignment, RunHandle, SessionEndpoint, host_agent_with_filter};
+use qd_link::{LocalLinkEvent, SessionEndpoint, host_agent_with_filter};
 use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision, RunError};
 use qd_protocol::limits::CANCEL_GRACE_S;
 use qd_protocol::link::{
@@ -25,6 +24,7 @@ use qd_protocol::link::{
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{AskId, EventNumber, RunId, SessionId, WorkerId};
+use qd_worker_sdk::{Executor, PlainApproval, RunAssignment, RunHandle};
 use serde_json::Value;
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 //! works even when a bad setting keeps the daemon from starting.
 
 use anyhow::Context as _;
-use qd_daemon::config::DaemonConfig;
+use qd_home::DaemonConfig;
 use serde_json::Value;
 
 use super::VerbContext;

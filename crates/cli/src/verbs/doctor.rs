@@ -3,9 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use qd_daemon::config::DaemonConfig;
-use qd_daemon::doctor::inspect_journal;
-use qd_daemon::home::DaemonHome;
+use qd_home::{DaemonConfig, DaemonHome};
 use qd_protocol::api::{Agent, DaemonVersion, JournalCheckReport, JournalDamage, ManifestProblem};
 use qd_protocol::limits;
 use serde::Serialize;
@@ -227,8 +225,8 @@ fn check_damage(report: &JournalCheckReport) -> Vec<DoctorFinding> {
 
 /// What is wrong with the journal's file while no daemon can start; `None` if it seems whole.
 fn check_journal_file(home: &DaemonHome) -> Option<DoctorFinding> {
-    let error = inspect_journal(home.path()).err()?;
-    Some(finding(DoctorLevel::Bad, "journal", error.to_string(), RESTORE_ADVICE))
+    let problem = crate::serve::find_journal_problem(home)?;
+    Some(finding(DoctorLevel::Bad, "journal", problem, RESTORE_ADVICE))
 }
 
 fn check_agent(agent: Agent) -> DoctorFinding {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use qd_catalog::Catalog;
 use qd_catalog::programs::{self, ProgramVersions};
-use qd_daemon::home::DaemonHome;
+use qd_home::DaemonHome;
 use qd_protocol::worker::Secret;
 use qd_worker::join::{AgentOffer, ByteStream, DaemonDialError, DaemonDialer, JoinStatus, WorkerJoinOptions};
 use serde_json::json;

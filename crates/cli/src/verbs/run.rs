@@ -2,7 +2,7 @@
 //! `run_watcher.rs` watches it.
 
 use anyhow::Context as _;
-use qd_daemon::config::DaemonConfig;
+use qd_home::DaemonConfig;
 use qd_protocol::api::{Agent, NewSession, PromptReceipt, Session};
 use serde_json::json;
 

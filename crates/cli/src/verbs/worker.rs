@@ -1,5 +1,5 @@
 //! `qd worker --listen`: serves an agent to any parent that speaks the worker frames. The frames and serve modes are in
-//! `qd-link`, the agents in `qd-worker`; this file has the command line, the TLS certificate and the shutdown.
+//! `qd-worker-sdk`, the agents in `qd-worker`; this file has the command line, the TLS certificate and the shutdown.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use qd_catalog::{Catalog, programs};
-use qd_link::announce::{LeaseAnnouncement, record_of_this_process};
-use qd_link::{Executor, ServeMode, ServerTransport, WorkerServeError, WorkerServer};
+use qd_link::LinkSubprotocol;
 use qd_protocol::WorkerId;
+use qd_worker_sdk::announce::{LeaseAnnouncement, record_of_this_process};
+use qd_worker_sdk::{Executor, ServeMode, ServerTransport, WorkerServeError, WorkerServer};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -88,7 +89,7 @@ pub(crate) async fn worker(context: &VerbContext, flags: WorkerArgs) -> Result<C
     };
     let executor = qd_worker::executor(programs::with_program_path(manifest));
     let server = WorkerServer::bind(flags.listen.as_str()).await;
-    let server = server.with_context(|| flags.listen.clone())?;
+    let server = server.with_context(|| flags.listen.clone())?.with_subprotocol(LinkSubprotocol::default());
     // Not with clap's `env`: the variable would count as a flag here and conflict with `qd worker join`.
     let token =
         flags.token.clone().or_else(|| std::env::var(TOKEN_VAR).ok().filter(|token| !token.is_empty()));
@@ -108,7 +109,7 @@ pub(crate) async fn worker(context: &VerbContext, flags: WorkerArgs) -> Result<C
 async fn serve<T: ServerTransport>(
     context: &VerbContext,
     flags: &WorkerArgs,
-    server: WorkerServer<T>,
+    server: WorkerServer<T, LinkSubprotocol>,
     executor: impl Executor,
     mode: ServeMode,
 ) -> Result<CliExitCode> {

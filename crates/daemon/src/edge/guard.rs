@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
+use qd_home::{SecretToken, UrlHost};
 use qd_protocol::{ApiError, ErrorCode, SessionId, TokenId};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::listen::{BoundListener, is_wildcard};
-use crate::home::SecretToken;
 use crate::workers::{SessionTokens, WorkerTokenStore};
 
 /// The only path without a token, so that clients without one can check that the daemon is alive.
@@ -61,53 +61,6 @@ pub enum ConnectionPeer {
         local: SocketAddr,
         tls: bool,
     },
-}
-
-/// A host as in a URL: a lower-case name, or an address.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum UrlHost {
-    Name(String),
-    Ip(IpAddr),
-}
-
-impl UrlHost {
-    /// Parses `HOST` or `HOST:PORT`. A name with a trailing dot is refused: no client of ours sends one, and to a
-    /// browser it is another site.
-    pub fn parse_host_port(text: &str) -> Option<(Self, Option<u16>)> {
-        let (host, rest) = if let Some(inner) = text.strip_prefix('[') {
-            let (inside, rest) = inner.split_once(']')?;
-            (Self::Ip(inside.parse::<Ipv6Addr>().ok()?.into()), rest)
-        } else {
-            let end = text.find(':').unwrap_or(text.len());
-            (Self::parse_name_or_ipv4(&text[..end])?, &text[end..])
-        };
-        match rest.strip_prefix(':') {
-            None if rest.is_empty() => Some((host, None)),
-            // `parse` alone would accept a sign.
-            Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => Some((host, Some(port.parse().ok()?))),
-            _ => None,
-        }
-    }
-
-    fn parse_name_or_ipv4(text: &str) -> Option<Self> {
-        if let Ok(ip) = text.parse::<Ipv4Addr>() {
-            return Some(Self::Ip(ip.into()));
-        }
-        let label = |label: &str| {
-            !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
-        };
-        (text.len() <= 253 && text.split('.').all(label)).then(|| Self::Name(text.to_ascii_lowercase()))
-    }
-}
-
-impl fmt::Display for UrlHost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => f.write_str(name),
-            Self::Ip(IpAddr::V4(ip)) => write!(f, "{ip}"),
-            Self::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]"),
-        }
-    }
 }
 
 /// An `--allow-host` that is not a host.
@@ -359,14 +312,16 @@ fn digest(text: &str) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use axum::http::Request;
+    use qd_home::DaemonHome;
+
+    use super::*;
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
     fn token() -> SecretToken {
         let folder = tempfile::tempdir().unwrap();
-        let home = crate::home::DaemonHome::resolve(Some(folder.path().join("home")));
+        let home = DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
         std::fs::write(home.token_file(), TOKEN).unwrap();
         home.token().unwrap()
@@ -560,7 +515,7 @@ mod tests {
     #[test]
     fn a_session_token_opens_its_tools_over_socket_and_tcp_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let home = crate::home::DaemonHome::resolve(Some(folder.path().join("home")));
+        let home = DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
         let sessions = SessionTokens::of(&home);
         let session = SessionId::from_random(&[1; 4]);

@@ -1,4 +1,4 @@
-//! Addresses, and binding them. A socket file is private from its first moment; a stale one is replaced only when
+//! Binding addresses. A socket file is private from its first moment; a stale one is replaced only when
 //! nobody answers on it; and an address that other machines can reach is refused without TLS before anything is
 //! bound. Nothing is accepted or printed here.
 
@@ -9,17 +9,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
+use qd_home::{ListenAddress, UrlHost};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::{Serialize, Serializer};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio_rustls::TlsAcceptor;
 
-use super::guard::UrlHost;
 use super::tls::ServerCertificate;
 
 /// The longest path of a socket that the kernel takes, without its final NUL.
@@ -29,54 +27,6 @@ const BACKLOG: i32 = 1024;
 /// The pause between attempts, and how many times the lock is tried while another daemon binds in the same folder.
 const FOLDER_LOCK_STEP: Duration = Duration::from_millis(20);
 const FOLDER_LOCK_TRIES: u32 = 100;
-
-/// An address to listen on: `unix:PATH` or `HOST:PORT`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListenAddress {
-    Unix(PathBuf),
-    /// A TCP port; 0 means any free one.
-    Tcp {
-        host: UrlHost,
-        port: u16,
-    },
-}
-
-/// A text that is not an address.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not an address; write unix:PATH or HOST:PORT, an IPv6 host in brackets")]
-pub struct BadListenAddress(String);
-
-impl FromStr for ListenAddress {
-    type Err = BadListenAddress;
-
-    fn from_str(text: &str) -> Result<Self, BadListenAddress> {
-        let bad = || BadListenAddress(text.to_owned());
-        if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() || path.contains('\0') {
-                Err(bad())
-            } else {
-                Ok(Self::Unix(path.into()))
-            };
-        }
-        let (host, port) = UrlHost::parse_host_port(text).ok_or_else(bad)?;
-        Ok(Self::Tcp { host, port: port.ok_or_else(bad)? })
-    }
-}
-
-impl fmt::Display for ListenAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-        }
-    }
-}
-
-impl Serialize for ListenAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
 
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -379,21 +329,6 @@ pub(super) fn is_wildcard(ip: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_address_is_a_socket_path_or_a_host_with_a_port() {
-        for text in
-            ["unix:/run/qd.sock", "unix:rel", "127.0.0.1:0", "[::1]:8080", "localhost:65535", "0.0.0.0:1"]
-        {
-            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
-        }
-        for text in
-            ["", "unix:", "8080", ":8080", "localhost", "::1:8080", "[::1]", "h:65536", "h:x", "a b:1", "h:"]
-        {
-            let error = text.parse::<ListenAddress>().unwrap_err();
-            assert!(error.to_string().contains("unix:PATH or HOST:PORT"), "{text}");
-        }
-    }
 
     #[tokio::test]
     async fn an_address_that_others_can_reach_is_refused_without_tls() {

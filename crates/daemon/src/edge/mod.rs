@@ -2,7 +2,7 @@
 //! client cannot use more than its share of resources, whatever it sends or fails to send.
 //!
 //! In reading order:
-//! - [`listen`]: addresses, and binding them.
+//! - [`listen`]: binding addresses.
 //! - [`tls`]: the certificate for addresses that other machines can reach.
 //! - [`guard`]: which requests are admitted; deny by default.
 //! - [`mod@serve`]: accept loops, limits, shutdown.
@@ -34,15 +34,14 @@ pub(crate) use connection_limit::StreamPermit;
 pub use error::{HttpError, Json, OptionalJson, RawBody};
 pub use guard::ConnectionPeer;
 pub(crate) use guard::{BearerSession, is_tool_path};
-pub use listen::ListenAddress;
 pub use serve::{EdgeLimits, serve};
 pub use tls::CertificateFingerprint;
 pub(crate) use upgrade::{UpgradedConnection, WebSocketRequest};
 
-use crate::home::{DaemonHome, HomeError};
 use crate::workers::{JoinAddress, SessionTokens, WorkerTokenStore};
 use guard::{BadHost, RequestGuard};
 use listen::{BoundListener, ListenError};
+use qd_home::{DaemonHome, HomeError, ListenAddress};
 use tls::TlsError;
 
 /// The options of the edge.

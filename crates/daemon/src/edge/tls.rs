@@ -7,14 +7,13 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qd_home::{DaemonHome, HomeError, ListenAddress, UrlHost, open_private, replace_file};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 
-use super::guard::UrlHost;
-use super::listen::{ListenAddress, is_wildcard};
-use crate::home::{DaemonHome, HomeError, open_private, replace_file};
+use super::listen::is_wildcard;
 
 /// The SHA-256 of a certificate, by which a client recognizes it. Displayed as `openssl` and browsers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use qd_home::HomeError;
 use qd_protocol::api::{CreatedWorkerToken, JoinedWorker, NewWorkerToken, WorkerToken};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::frame::join::SessionWorker;
@@ -28,7 +29,6 @@ use super::internal_error;
 use super::list::{ListPage, ListQuery};
 use crate::daemon::{Daemon, stopping_error};
 use crate::edge::{HttpError, Json, OptionalJson, WebSocketRequest};
-use crate::home::HomeError;
 use crate::invalid_value;
 use crate::workers::WorkerTokenStore;
 

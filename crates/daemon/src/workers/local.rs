@@ -13,6 +13,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use qd_home::DaemonHome;
 use qd_keeper::{Signal, procfs};
 use qd_link::record::{self, WorkerFiles};
 use qd_link::socket::{ByteStream, ClientUpgrade, Socket, SocketError};
@@ -36,7 +37,6 @@ use tokio::time::Instant;
 
 use super::local_processes::{DoomedWorker, end_worker, find_host_processes};
 use super::{RecordedWorker, WorkerKeys, WorkerTimeouts, host_file};
-use crate::home::DaemonHome;
 use crate::random;
 
 /// How long a new process may take until it listens. It has nothing to do before, but the machine may be very busy.

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
 use qd_catalog::AgentNameError;
+use qd_home::{DaemonHome, HomeError, SecretToken};
 use qd_keeper::procfs;
 use qd_link::socket::{ByteStream, Socket, SocketError};
 use qd_link::terminal_handshake::TerminalRequestError;
@@ -30,7 +31,6 @@ use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkerId};
 use sha2::Sha256;
 
 use crate::agents::LocalAgents;
-use crate::home::{DaemonHome, HomeError, SecretToken};
 pub(crate) use agent_slots::{AgentSlotLimits, AgentSlots, SlotChanges, SlotStanding};
 pub(crate) use joined_workers::JoinedWorkers;
 use joined_workers::RemoteAgentName;

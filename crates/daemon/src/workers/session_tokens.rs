@@ -3,11 +3,10 @@
 
 use std::path::PathBuf;
 
+use qd_home::{DaemonHome, HomeError};
 use qd_protocol::SessionId;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
-
-use crate::home::{DaemonHome, HomeError};
 
 /// The session tokens of a home.
 #[derive(Debug, Clone)]

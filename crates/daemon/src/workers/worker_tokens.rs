@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use qd_home::{DaemonHome, HomeError, open_private, replace_file};
 use qd_protocol::api::WorkerToken;
 use qd_protocol::{Millis, TokenId};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,6 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::WorkerKeys;
-use crate::home::{DaemonHome, HomeError, open_private, replace_file};
 use crate::random;
 
 /// The prefix of worker tokens, by which people and secret scanners recognize one.

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::extract::Query;
 use axum::routing::{get, post};
 use qd_daemon::edge::{self, BoundEdge, ConnectionPeer, EdgeLimits, EdgeOptions, Json, OptionalJson, serve};
-use qd_daemon::home::DaemonHome;
+use qd_home::DaemonHome;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -53,7 +53,7 @@ impl EdgeHarness {
     pub(crate) async fn with(change: impl FnOnce(&mut EdgeOptions)) -> Self {
         let (folder, home) = home();
         let mut options = EdgeOptions {
-            listen: vec![edge::ListenAddress::Unix(home.socket()), "127.0.0.1:0".parse().unwrap()],
+            listen: vec![qd_home::ListenAddress::Unix(home.socket()), "127.0.0.1:0".parse().unwrap()],
             ..EdgeOptions::default()
         };
         change(&mut options);

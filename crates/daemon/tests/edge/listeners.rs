@@ -36,8 +36,10 @@ async fn the_socket_and_the_home_are_for_their_owner_only() {
 #[tokio::test]
 async fn a_second_edge_on_a_live_socket_is_refused_and_the_first_goes_on() {
     let harness = EdgeHarness::new().await;
-    let options =
-        EdgeOptions { listen: vec![edge::ListenAddress::Unix(harness.socket())], ..EdgeOptions::default() };
+    let options = EdgeOptions {
+        listen: vec![qd_home::ListenAddress::Unix(harness.socket())],
+        ..EdgeOptions::default()
+    };
     let error = edge::open(&harness.home, options).await.unwrap_err();
     assert!(matches!(error, EdgeError::Listen(ListenError::InUse(_))), "{error}");
     let mut wire = harness.unix().await;
@@ -49,7 +51,7 @@ async fn a_second_edge_on_a_live_socket_is_refused_and_the_first_goes_on() {
 async fn nothing_is_bound_if_one_address_cannot_be() {
     let (_folder, home) = home();
     for bad in ["0.0.0.0:0", "192.0.2.1:0"] {
-        let listen = vec![edge::ListenAddress::Unix(home.socket()), bad.parse().unwrap()];
+        let listen = vec![qd_home::ListenAddress::Unix(home.socket()), bad.parse().unwrap()];
         let error = edge::open(&home, EdgeOptions { listen, ..EdgeOptions::default() }).await.unwrap_err();
         assert!(matches!(error, EdgeError::Listen(ListenError::NeedsTls(_))), "{error}");
         assert!(!home.socket().exists());
@@ -57,7 +59,7 @@ async fn nothing_is_bound_if_one_address_cannot_be() {
     let error = edge::open(&home, EdgeOptions::default()).await.unwrap_err();
     assert!(matches!(error, EdgeError::Listen(ListenError::NoAddress)));
     let options = EdgeOptions {
-        listen: vec![edge::ListenAddress::Unix(home.socket())],
+        listen: vec![qd_home::ListenAddress::Unix(home.socket())],
         allow_host: vec!["http://x".to_owned()],
         ..EdgeOptions::default()
     };
@@ -70,7 +72,7 @@ async fn a_port_that_is_taken_is_a_clear_error() {
     let (_folder, home) = home();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let listen = vec![edge::ListenAddress::Unix(home.socket()), address.parse().unwrap()];
+    let listen = vec![qd_home::ListenAddress::Unix(home.socket()), address.parse().unwrap()];
     let error = edge::open(&home, EdgeOptions { listen, ..EdgeOptions::default() }).await.unwrap_err();
     assert!(error.to_string().contains(&address) && error.to_string().contains("in use"), "{error}");
     assert!(!home.socket().exists());

@@ -74,7 +74,7 @@ async fn a_home_can_be_served_again_at_once() {
     harness.stop.send(true).unwrap();
     patient("serve to return", harness.served).await.unwrap();
     let listen = vec![
-        qd_daemon::edge::ListenAddress::Unix(harness.home.socket()),
+        qd_home::ListenAddress::Unix(harness.home.socket()),
         harness.lines[1].trim_start_matches("listening on http://").parse().unwrap(),
     ];
     let options = qd_daemon::edge::EdgeOptions { listen, ..Default::default() };

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use qd_link::socket::{ByteStream, ClientUpgrade, Socket};
 use qd_link::{AgentLink, LinkEvent, LinkOptions, NumberedUpdate, WorkerConnector, WorkerUnreachable};
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, TurnUpdate, UpdateNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, ClientUpgrade, Socket};
 use tokio::net::TcpStream;
 
 use crate::served::WORD;

@@ -1,8 +1,8 @@
 //! Our client and theirs behind one interface: start a run, read it to its end, cancel it.
 
 use bamboo_subagent::{ChildClient, ChildFrame, ParentFrame, RunSpec};
-use qd_link::{PlainClient, RunAssignment};
 use qd_protocol::frame::plain::PlainWorkerFrame;
+use qd_worker_sdk::{PlainClient, RunAssignment};
 
 use crate::served::Side;
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bamboo_subagent::{ChildExecutor, ChildOutcome, EventSink, RunSpec, SteerInbox, WsServer};
 use qd_catalog::Catalog;
-use qd_link::{RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
+use qd_link::LinkSubprotocol;
+use qd_worker_sdk::serve::UnencryptedTcp;
+use qd_worker_sdk::{RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -44,12 +46,12 @@ pub(crate) async fn serve(side: Side) {
     let serving = async {
         match side {
             Side::Ours => {
-                let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
+                let server = bind_server().await;
                 println!("{}", server.endpoint());
                 server.serve(output_words, ServeMode::Many).await.expect("it serves");
             }
             Side::Product => {
-                let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
+                let server = bind_server().await;
                 println!("{}", server.endpoint());
                 let echo = Catalog::built_in().get("echo").expect("it is built in");
                 server.serve(qd_worker::executor(echo), ServeMode::Many).await.expect("it serves");
@@ -67,6 +69,12 @@ pub(crate) async fn serve(side: Side) {
     }
     // The thread that read stdin has ended. Nothing else is worth waiting for.
     std::process::exit(0);
+}
+
+/// Our server, for peers with and without the subprotocol.
+async fn bind_server() -> WorkerServer<UnencryptedTcp, LinkSubprotocol> {
+    let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
+    server.with_subprotocol(LinkSubprotocol::default())
 }
 
 /// Outputs the word as often as the assignment says.

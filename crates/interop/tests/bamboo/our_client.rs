@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bamboo_subagent::{ChildExecutor, ChildOutcome, EventSink, RunSpec, SteerInbox, WsServer};
-use qd_link::plain::client::PlainClientEvent;
-use qd_link::{PlainClient, RunAssignment, TurnUpdate, plain};
 use qd_protocol::frame::plain::{PlainParentFrame, PlainRunStatus, PlainWorkerFrame};
+use qd_worker_sdk::plain::client::PlainClientEvent;
+use qd_worker_sdk::{PlainClient, RunAssignment, TurnUpdate, plain};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

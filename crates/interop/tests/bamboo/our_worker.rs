@@ -1,7 +1,7 @@
 //! Their parent with our worker.
 
 use bamboo_subagent::{ChildClient, ChildFrame, ParentFrame, RunSpec, TerminalStatus};
-use qd_link::{PlainApproval, RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
+use qd_worker_sdk::{PlainApproval, RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -41,7 +41,7 @@ async fn word_worker(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
     }
 }
 
-async fn connect(worker: impl qd_link::Executor) -> ChildClient {
+async fn connect(worker: impl qd_worker_sdk::Executor) -> ChildClient {
     let server = WorkerServer::bind("127.0.0.1:0").await.unwrap();
     let endpoint = server.endpoint();
     tokio::spawn(server.serve(worker, ServeMode::Many));

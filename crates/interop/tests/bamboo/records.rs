@@ -1,8 +1,8 @@
 //! Each side finds the other's worker records in a shared folder.
 
 use bamboo_subagent::{AgentRecord, Fabric};
-use qd_link::announce::{LeaseAnnouncement, live_records, record_of_this_process};
 use qd_protocol::Millis;
+use qd_worker_sdk::announce::{LeaseAnnouncement, live_records, record_of_this_process};
 
 #[tokio::test]
 async fn both_find_each_other_in_one_folder() {

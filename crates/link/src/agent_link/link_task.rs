@@ -13,13 +13,13 @@ use qd_protocol::frame::v1::{
 };
 use qd_protocol::limits::{INLINE_MAX, LINK_WINDOW};
 use qd_protocol::link::{AgentExitReason, UpdateNumber};
+use qd_worker_sdk::socket::{ByteStream, STEP_TIMEOUT, Socket, SocketError};
 use tokio::time::Instant;
 
 use super::{AgentLinkShared, LinkOptions, WorkerConnector, WorkerEnding, WorkerUnreachable};
 use crate::event_size;
 use crate::link_connection::{ConnectionProgress, LinkConnection, read_frame};
 use crate::proof;
-use crate::socket::{ByteStream, STEP_TIMEOUT, Socket, SocketError};
 use crate::update_window::{NumberedUpdate, approximate_bytes};
 
 /// The shortest and the longest pause before the worker is tried again.

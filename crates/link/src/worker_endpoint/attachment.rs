@@ -6,13 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use qd_protocol::frame::v1::DaemonLinkFrame;
 use qd_protocol::link::UpdateNumber;
+use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::handshake::{HandshakeRefusal, refuse_daemon};
 use super::{EndpointShared, LifecycleRequest};
 use crate::link_connection::{ConnectionProgress, LinkConnection};
-use crate::socket::{ByteStream, Socket, SocketError};
 
 /// The approximate size of one frame. Larger frames would only delay commands behind them.
 const BATCH_MAX: usize = 64 << 10;

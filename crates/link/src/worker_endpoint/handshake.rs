@@ -9,10 +9,10 @@ use qd_protocol::frame::v1::{
 };
 use qd_protocol::link::UpdateNumber;
 use qd_protocol::worker::{AgentSpec, Secret};
+use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
 
 use crate::link_connection::read_frame;
 use crate::proof;
-use crate::socket::{ByteStream, Socket, SocketError};
 
 /// Reads the first frame of an upgraded connection and refuses unsupported versions. The caller then looks up the
 /// session: [`WorkerEndpoint::serve`](crate::WorkerEndpoint::serve) if it has an endpoint, else

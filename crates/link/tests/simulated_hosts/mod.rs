@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
-use qd_link::socket::{ByteStream, Socket};
 use qd_link::{
     AgentEndpoint, AgentLink, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, Spool, WorkerConnector,
     WorkerEndpoint, WorkerEndpointOptions, WorkerUnreachable, host_agent, read_hello,
@@ -17,6 +16,7 @@ use qd_protocol::limits::SPOOL_MAX;
 use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, AskRequest, TurnUpdate, UpdateNumber};
 use qd_protocol::worker::Secret;
 use qd_protocol::{AskId, EventNumber, RunId, SessionId, WorkerId};
+use qd_worker_sdk::socket::{ByteStream, Socket};
 use serde_json::Value;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_tungstenite::tungstenite::protocol::Role;

@@ -3,8 +3,8 @@
 use std::process::Stdio;
 
 use qd_keeper::{ProcessIdentity, Signal, procfs};
-use qd_link::{PlainClient, RunAssignment};
 use qd_protocol::frame::plain::{PlainApproval, PlainRunStatus, PlainWorkerFrame};
+use qd_worker_sdk::{PlainClient, RunAssignment};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 

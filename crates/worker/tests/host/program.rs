@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use qd_link::{ServeMode, WorkerServer};
+use qd_worker_sdk::{ServeMode, WorkerServer};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,13 +1,13 @@
 //! Which process is chosen, which messages are believed and for how long, without a connection: the tests read frames
 //! from each process's outbox.
 
+use qd_home::DaemonHome;
 use qd_link::{WorkerConnector, WorkerEnding, WorkerUnreachable};
 use qd_protocol::frame::v1::ProtocolVersions;
 
 use super::control::JoinedConnection;
 use super::route::DialAttempt;
 use super::*;
-use crate::home::DaemonHome;
 
 const LEASE: Duration = Duration::from_secs(60);
 
