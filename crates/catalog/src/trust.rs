@@ -165,8 +165,7 @@ fn project_digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, Trus
             hash.update(part);
         }
     }
-    let digest = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Some((digest, files)))
+    Ok(Some((hex::encode(hash.finalize()), files)))
 }
 
 /// Collects every file below a folder. Returns false if there are too many, or they are nested too deep.

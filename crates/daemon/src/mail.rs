@@ -181,5 +181,5 @@ fn mail_fingerprint(session: &SessionId, mail: &OutgoingMail) -> String {
     add(mail.in_reply_to.as_ref().map(MailId::as_str));
     add(mail.correlation_id.as_deref());
     add(mail.deliver.map(MailDelivery::as_str));
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hash.finalize())
 }

@@ -102,7 +102,7 @@ impl BlobStore {
     }
 
     fn put_blocking(&self, bytes: &[u8]) -> io::Result<BlobRef> {
-        let sha256 = hex(&Sha256::digest(bytes));
+        let sha256 = hex::encode(Sha256::digest(bytes));
         let path = self.dir.join(&sha256);
         let blob = BlobRef { sha256, size: bytes.len() as u64 };
         if let Some(existing) = absent_is_none(File::open(&path))?
@@ -156,12 +156,6 @@ fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digit = |b: u8| char::from(DIGITS[usize::from(b & 15)]);
-    bytes.iter().flat_map(|b| [digit(b >> 4), digit(*b)]).collect()
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ pub async fn poll_until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>
 /// The lower-case hexadecimal SHA-256 of `content`.
 pub fn sha256(content: &[u8]) -> String {
     use sha2::Digest;
-    sha2::Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(sha2::Sha256::digest(content))
 }
 
 /// `content` in base64, the form in which attachments are sent.
