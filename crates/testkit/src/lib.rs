@@ -12,6 +12,7 @@
 //! - [`processes`]: the daemon, workers and agents of a home, as seen in `/proc`.
 //! - [`escapees`]: programs that resist being killed.
 //! - [`faulty_libc`]: disks and clocks that fail on command.
+//! - [`git`]: repositories and commits.
 //! - [`real_agents`]: the real agents, installed and isolated.
 //! - [`mcp`]: a handwritten client of `qd mcp`.
 //! - [`model`]: a model for real agents, scripted by their prompts.
@@ -29,6 +30,7 @@ pub mod daemon;
 pub mod escapees;
 pub mod faulty_libc;
 pub mod fleet;
+pub mod git;
 pub mod home;
 pub mod journal_rules;
 pub mod mcp;
