@@ -436,9 +436,7 @@ async fn what_fails_says_what_to_do_about_it() {
 
 #[tokio::test]
 async fn ps_says_what_a_prompt_of_an_idle_session_waits_for() {
-    let home = TestHome::new();
-    home.configure("max_agents = 1\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("max_agents = 1\n").await;
     let first = daemon.session("script").await;
     let run = first.prompt_script(&[say("x"), sleep_forever()]).await;
     first.wait_for_run_event(&run, "text.delta").await;

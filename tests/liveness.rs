@@ -3,28 +3,11 @@
 
 use std::time::Duration;
 
-use qd_testkit::{ObservedProcess, TestDaemon, TestHome, TestSession, journal_rules, poll_until, script::*};
+use qd_testkit::{ObservedProcess, TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::json;
 
+use crate::workers_slots::{is_queued_for_capacity, start_working};
 use crate::worktrees::repository;
-
-async fn daemon_with(settings: &str) -> TestDaemon {
-    let home = TestHome::new();
-    home.configure(settings);
-    TestDaemon::start_in(home, |_| {}).await
-}
-
-/// Starts a run that works until it is steered.
-async fn start_working(session: &TestSession) -> String {
-    let run = session.prompt_script(&[say("at work "), await_steer(600_000)]).await;
-    session.wait_for_run_event(&run, "text.delta").await;
-    run
-}
-
-async fn is_queued_for_capacity(session: &TestSession, run: &str) {
-    let queued = session.wait_for_run_event(run, "run.queued").await;
-    assert_eq!(queued.data["reason"], "capacity");
-}
 
 #[tokio::test]
 async fn first_prompts_of_a_worktree_session_that_arrive_together_all_run() {
@@ -68,7 +51,7 @@ async fn suspended_without_slot(daemon: &TestDaemon) -> (TestSession, String, Te
 
 #[tokio::test]
 async fn a_suspended_run_whose_children_end_while_no_slot_is_free_is_resumed_later() {
-    let daemon = daemon_with("max_agents = 1\nidle_s = 1\n").await;
+    let daemon = TestDaemon::start_with_settings("max_agents = 1\nidle_s = 1\n").await;
     let (session, run, busy, working) = suspended_without_slot(&daemon).await;
     assert_eq!(session.show().await["state"], "waiting");
     busy.steer("go").await;
@@ -79,7 +62,7 @@ async fn a_suspended_run_whose_children_end_while_no_slot_is_free_is_resumed_lat
 
 #[tokio::test]
 async fn a_suspended_run_that_waits_for_a_slot_survives_a_kill_of_the_daemon() {
-    let mut daemon = daemon_with("max_agents = 1\nidle_s = 1\n").await;
+    let mut daemon = TestDaemon::start_with_settings("max_agents = 1\nidle_s = 1\n").await;
     let (session, run, busy, working) = suspended_without_slot(&daemon).await;
     daemon.restart().await;
     busy.steer("go").await;
@@ -108,7 +91,7 @@ async fn a_suspended_run_gets_an_agent_with_the_model_that_was_set_meanwhile() {
 
 #[tokio::test]
 async fn an_agent_that_rests_beside_a_leftover_starts_again_when_a_slot_is_free() {
-    let daemon = daemon_with("max_agents = 2\nidle_s = 1\n").await;
+    let daemon = TestDaemon::start_with_settings("max_agents = 2\nidle_s = 1\n").await;
     let env = json!({ "SCRIPT_READY_MS": "2000" });
     let rests = daemon.session_with(json!({ "agent": "script", "env": env })).await;
     let left = rests.run_script(&[spawn(&["sleep", "600"])]).await;
@@ -135,7 +118,7 @@ async fn an_agent_that_rests_beside_a_leftover_starts_again_when_a_slot_is_free(
 
 #[tokio::test]
 async fn a_session_that_nothing_would_wake_is_reported_counted_and_woken() {
-    let daemon = daemon_with("idle_s = 1\n").await;
+    let daemon = TestDaemon::start_with_settings("idle_s = 1\n").await;
     daemon.home.expect_stuck_sessions();
     let session = daemon.session("echo").await;
     session.wait(&session.prompt("hello").await).await;

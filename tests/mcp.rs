@@ -228,9 +228,7 @@ async fn a_token_is_given_to_the_agent_and_written_down_nowhere_else() {
 
 #[tokio::test]
 async fn agents_have_the_tools_unless_somebody_says_otherwise() {
-    let home = TestHome::new();
-    home.configure("mcp = false\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("mcp = false\n").await;
     let uses = [mcp("list", json!({}))];
     let without = daemon.session("script").await.run_script(&uses).await;
     assert_eq!(without["finish_reason"], "error", "{without}");

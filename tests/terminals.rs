@@ -27,9 +27,7 @@ async fn a_shell_answers_like_any_agent() {
 
 #[tokio::test]
 async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest() {
-    let home = TestHome::new();
-    home.configure("idle_s = 1\n");
-    let mut daemon = TestDaemon::start_in(home, |_| {}).await;
+    let mut daemon = TestDaemon::start_with_settings("idle_s = 1\n").await;
     let session = daemon.session(BASH).await;
     let run = session.prompt("X=1").await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");

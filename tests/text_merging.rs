@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use qd_testkit::script::{say, say_times};
-use qd_testkit::{TestDaemon, TestEvent, TestHome, TestSession, TestWorkspace};
+use qd_testkit::{TestDaemon, TestEvent, TestSession, TestWorkspace};
 use serde_json::Value;
 
 /// Everything that clients read of two sessions.
@@ -35,9 +35,7 @@ async fn client_view(workspace: &TestWorkspace, sessions: &[TestSession], head: 
 
 #[tokio::test]
 async fn merged_text_reads_as_it_did_before_also_after_a_rebuild() {
-    let home = TestHome::new();
-    home.configure("merge_after_s = 1\n");
-    let mut daemon = TestDaemon::start_in(home, |_| {}).await;
+    let mut daemon = TestDaemon::start_with_settings("merge_after_s = 1\n").await;
     let workspace = daemon.workspace().await;
     let sessions = [workspace.session("script").await, workspace.session("script").await];
     // The texts of the two sessions take turns, so their pieces are not neighbours in the journal.

@@ -13,9 +13,7 @@ use crate::workers_loss::{process_of, remembering, worker_of};
 
 /// A daemon with an idle timeout of one second.
 async fn daemon_with_short_idle() -> TestDaemon {
-    let home = TestHome::new();
-    home.configure("idle_s = 1\n");
-    TestDaemon::start_in(home, |_| {}).await
+    TestDaemon::start_with_settings("idle_s = 1\n").await
 }
 
 /// The process that a `spawn` step started, from the pid in the run's text.

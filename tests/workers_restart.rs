@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use qd_testkit::{
-    SeededRandom, TestDaemon, TestEvent, TestHome, TestSession, journal_rules, poll_until, script::*,
-};
+use qd_testkit::{SeededRandom, TestDaemon, TestEvent, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 
 const SESSIONS: usize = 10;
@@ -321,9 +319,7 @@ async fn a_model_that_was_changed_before_the_kill_is_the_next_run_s() {
 
 #[tokio::test]
 async fn an_agent_for_which_no_daemon_comes_is_ended_after_the_time_that_is_set() {
-    let home = TestHome::new();
-    home.configure("orphan_busy_s = 1\norphan_idle_s = 1\n");
-    let mut daemon = TestDaemon::start_in(home, |_| {}).await;
+    let mut daemon = TestDaemon::start_with_settings("orphan_busy_s = 1\norphan_idle_s = 1\n").await;
     let (busy, idle) = (daemon.session("script").await, daemon.session("script").await);
     let run = busy.prompt_script(&[spawn_detached(&["sleep", "600"]), sleep_forever()]).await;
     busy.wait_for_run_event(&run, "text.delta").await;

@@ -1,24 +1,22 @@
 //! Limits on the number of agents and on restarts: a run without a free slot is queued and says so, and an agent that
 //! crashes in a loop is not started forever.
 
-use qd_testkit::{TestDaemon, TestEvent, TestHome, TestSession, journal_rules, script::*};
+use qd_testkit::{TestDaemon, TestEvent, TestSession, journal_rules, script::*};
 use serde_json::json;
 
 /// A daemon with two agent slots.
 async fn daemon_with_two_slots() -> TestDaemon {
-    let home = TestHome::new();
-    home.configure("max_agents = 2\n");
-    TestDaemon::start_in(home, |_| {}).await
+    TestDaemon::start_with_settings("max_agents = 2\n").await
 }
 
 /// Starts a run that works until it is steered.
-async fn start_working(session: &TestSession) -> String {
+pub(crate) async fn start_working(session: &TestSession) -> String {
     let run = session.prompt_script(&[say("at work "), await_steer(600_000)]).await;
     session.wait_for_run_event(&run, "text.delta").await;
     run
 }
 
-async fn is_queued_for_capacity(session: &TestSession, run: &str) {
+pub(crate) async fn is_queued_for_capacity(session: &TestSession, run: &str) {
     let queued = session.wait_for_run_event(run, "run.queued").await;
     assert_eq!(queued.data["reason"], "capacity");
     assert_eq!(session.run(run).await["started_at"], json!(null));
@@ -208,9 +206,7 @@ async fn crashes_are_forgotten_after_their_window_and_remembered_across_a_kill()
 
 #[tokio::test]
 async fn a_rest_and_a_cancel_are_no_crashes() {
-    let home = TestHome::new();
-    home.configure("idle_s = 0\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("idle_s = 0\n").await;
     let settings = json!({ "agent": "script", "restarts": 0, "cancel_grace_s": 0.1 });
     let session = daemon.session_with(settings).await;
     for _ in 0..2 {
@@ -241,9 +237,7 @@ async fn restarts_that_make_no_sense_are_refused() {
 
 #[tokio::test]
 async fn without_memory_an_idle_agent_gives_way_and_a_prompt_is_answered_at_once() {
-    let home = TestHome::new();
-    home.configure("min_free_mb = 99999999\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("min_free_mb = 99999999\n").await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
     let first = start_working(&one).await;
     let second = two.prompt_script(&[say("at last")]).await;
@@ -258,9 +252,7 @@ async fn without_memory_an_idle_agent_gives_way_and_a_prompt_is_answered_at_once
 
 #[tokio::test]
 async fn a_halt_over_those_who_wait_for_room_keeps_nobody_from_an_answer() {
-    let home = TestHome::new();
-    home.configure("max_agents = 1\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("max_agents = 1\n").await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
     let first = start_working(&one).await;
     let second = two.prompt_script(&[say("second")]).await;

@@ -4,9 +4,7 @@
 use std::time::Duration;
 
 use qd_testkit::home::signal;
-use qd_testkit::{
-    ObservedProcess, TestDaemon, TestHome, TestSession, journal_rules, poll_until, processes, script::*,
-};
+use qd_testkit::{ObservedProcess, TestDaemon, TestSession, journal_rules, poll_until, processes, script::*};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -161,9 +159,7 @@ async fn a_stopped_keeper_whose_worker_dies_ends_everything_and_itself() {
 
 #[tokio::test]
 async fn an_agent_is_started_through_a_keeper_that_was_stopped() {
-    let home = TestHome::new();
-    home.configure("idle_s = 1\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("idle_s = 1\n").await;
     let session = daemon.session_with(remembering(&daemon)).await;
     // What the turn leaves running keeps worker and keeper alive when the idle agent is stopped.
     session.run_script(&[spawn_detached(&["sleep", "600"])]).await;
@@ -179,9 +175,7 @@ async fn an_agent_is_started_through_a_keeper_that_was_stopped() {
 
 #[tokio::test]
 async fn a_keeper_that_dies_before_it_has_started_the_agent_ends_the_run_and_leaves_nothing() {
-    let home = TestHome::new();
-    home.configure("idle_s = 1\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("idle_s = 1\n").await;
     let session = daemon.session_with(remembering(&daemon)).await;
     let server = session.run_script(&[spawn_detached(&["sleep", "600"])]).await;
     let keeper = keeper_of(&session).await;

@@ -1,7 +1,7 @@
 //! A suspended run waits for the sessions that it started, needs no process meanwhile, and is resumed once with their
 //! results.
 
-use qd_testkit::{TestDaemon, TestHome, TestSession, journal_rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::json;
 
 /// A run that waits for a steer and then suspends itself, so a test can create children first.
@@ -31,6 +31,15 @@ async fn is_suspended(session: &TestSession, run: &str) {
     session.try_steer("hello?").await.expect_refusal(409, "not_running");
 }
 
+/// A suspended run, and the children that it waits for.
+async fn suspended_with_children(session: &TestSession) -> (String, Vec<(TestSession, String, String)>) {
+    let run = waits_to_suspend(session).await;
+    let children = children(session).await;
+    session.steer("go").await;
+    is_suspended(session, &run).await;
+    (run, children)
+}
+
 async fn resumes(session: &TestSession, run: &str, children: &[(TestSession, String, String)]) {
     let ended = session.wait(run).await;
     assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
@@ -54,10 +63,7 @@ async fn resumes(session: &TestSession, run: &str, children: &[(TestSession, Str
 async fn it_is_resumed_once_when_every_session_that_it_started_has_ended() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = waits_to_suspend(&session).await;
-    let children = children(&session).await;
-    session.steer("go").await;
-    is_suspended(&session, &run).await;
+    let (run, children) = suspended_with_children(&session).await;
     let behind = session.prompt_script(&[say("behind")]).await;
     daemon.client().answer_ask(&children[0].2, &json!({ "value": "yes" })).await.expect(200);
     children[0].0.wait(&children[0].1).await;
@@ -85,10 +91,7 @@ async fn it_is_resumed_at_once_if_they_have_ended_already() {
 async fn it_is_resumed_once_although_the_daemon_dies_in_between() {
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = waits_to_suspend(&session).await;
-    let children = children(&session).await;
-    session.steer("go").await;
-    is_suspended(&session, &run).await;
+    let (run, children) = suspended_with_children(&session).await;
     daemon.restart().await;
     is_suspended(&session, &run).await;
     daemon.client().answer_ask(&children[0].2, &json!({ "value": "yes" })).await.expect(200);
@@ -103,10 +106,7 @@ async fn it_is_resumed_once_although_the_daemon_dies_in_between() {
 async fn it_is_resumed_although_its_worker_dies_in_between() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = waits_to_suspend(&session).await;
-    let children = children(&session).await;
-    session.steer("go").await;
-    is_suspended(&session, &run).await;
+    let (run, children) = suspended_with_children(&session).await;
     let workers = daemon.client().get("/v1/workers").await.list();
     if let Some(worker) = workers.iter().find(|worker| worker["session_id"] == session.id) {
         let pid = u32::try_from(worker["pid"].as_u64().unwrap()).unwrap();
@@ -137,10 +137,7 @@ async fn a_run_with_nothing_to_wait_for_is_an_error() {
 async fn a_cancel_ends_it_and_its_children_at_once() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = waits_to_suspend(&session).await;
-    let children = children(&session).await;
-    session.steer("go").await;
-    is_suspended(&session, &run).await;
+    let (run, children) = suspended_with_children(&session).await;
     let behind = session.prompt_script(&[say("behind")]).await;
     session.cancel_run(&run).await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
@@ -180,14 +177,9 @@ async fn it_leaves_no_process_of_its_own_and_none_of_an_earlier_run_is_ended() {
 
 #[tokio::test]
 async fn its_agent_is_put_to_rest_meanwhile_and_costs_no_process() {
-    let home = TestHome::new();
-    home.configure("idle_s = 1\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_with_settings("idle_s = 1\n").await;
     let session = daemon.session("script").await;
-    let run = waits_to_suspend(&session).await;
-    let children = children(&session).await;
-    session.steer("go").await;
-    is_suspended(&session, &run).await;
+    let (run, children) = suspended_with_children(&session).await;
     session.wait_for_event("its rest", |event| event.kind == "worker.exited").await;
     assert_eq!(session.show().await["state"], "waiting");
     for (child, run, ask) in &children {

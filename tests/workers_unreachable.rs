@@ -16,9 +16,7 @@ use crate::workers_loss::{process_of, worker_of};
 
 /// A daemon that gives a worker up after two seconds.
 async fn impatient_daemon() -> TestDaemon {
-    let home = TestHome::new();
-    home.configure("reach_timeout_s = 2\n");
-    TestDaemon::start_in(home, |_| {}).await
+    TestDaemon::start_with_settings("reach_timeout_s = 2\n").await
 }
 
 /// A run in the middle of its turn.

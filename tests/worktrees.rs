@@ -2,36 +2,15 @@
 //! losing work. Merging and removal are in `worktrees_merge.rs`.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use qd_testkit::git::{commit, git, make_repository};
 use qd_testkit::{TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
-
-/// Runs git in a directory, without the user's configuration.
-pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
-    let mut command = Command::new("git");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GIT_")) {
-        command.env_remove(name);
-    }
-    command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
-    let out = command.arg("-C").arg(dir).args(args).output().unwrap();
-    assert!(out.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap().trim_end().to_owned()
-}
-
-pub(crate) fn commit(dir: &Path, file: &str, content: &str) {
-    std::fs::write(dir.join(file), content).unwrap();
-    git(dir, &["add", "--all"]);
-    git(dir, &["commit", "-q", "-m", file]);
-}
 
 /// Turns the home's project directory into a repository with one commit on `main`.
 pub(crate) fn repository(daemon: &TestDaemon) -> PathBuf {
     let repo = daemon.home.project_dir().canonicalize().unwrap();
-    git(&repo, &["init", "-q", "-b", "main"]);
-    git(&repo, &["config", "user.name", "A Person"]);
-    git(&repo, &["config", "user.email", "person@example.invalid"]);
-    commit(&repo, "a.txt", "one\ntwo\nthree\nfour\nfive\nsix\nseven\n");
+    make_repository(&repo);
     repo
 }
 

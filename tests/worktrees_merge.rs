@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use qd_testkit::git::{commit, git};
 use qd_testkit::{TestDaemon, TestSession, script::*};
 use serde_json::{Value, json};
 
-use crate::worktrees::{commit, git, in_worktree, path_of, repository};
+use crate::worktrees::{in_worktree, path_of, repository};
 
 const LINES: &str = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n";
 

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use hyper::Method;
+use qd_testkit::git::make_repository;
 use qd_testkit::home::signal;
 use qd_testkit::stream::summarize_events;
 use qd_testkit::{
@@ -343,21 +344,6 @@ fn tcp_address(daemon: &TestDaemon) -> SocketAddr {
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     listener.local_addr().expect("it is bound").port()
-}
-
-fn make_repository(path: &Path) {
-    std::fs::create_dir(path).expect("a fresh directory takes a directory");
-    let git = |args: &[&str]| {
-        let mut command = Command::new("git");
-        command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null").arg("-C").arg(path);
-        assert!(command.args(args).status().expect("git is installed").success(), "git {args:?}");
-    };
-    git(&["init", "-q", "-b", "main"]);
-    git(&["config", "user.name", "A Person"]);
-    git(&["config", "user.email", "person@example.invalid"]);
-    std::fs::write(path.join("a.txt"), "one\ntwo\n").expect("it can be written");
-    git(&["add", "--all"]);
-    git(&["commit", "-q", "-m", "first"]);
 }
 
 /// A body for a request that needs none.

@@ -6,9 +6,9 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use qd_protocol::manifest::Manifest;
 use regex::Regex;
 
@@ -105,7 +105,7 @@ impl ProgramVersions {
     /// A program's version, if it has been probed and was found.
     pub fn version_of(&self, program: &Path) -> Option<String> {
         let file = file_identity(program)?;
-        self.lock().get(program).filter(|known| known.file == file)?.version.clone()
+        self.0.lock().get(program).filter(|known| known.file == file)?.version.clone()
     }
 
     /// Probes every program whose version is not known, all at once. Blocks until the slowest one is done, up to
@@ -114,7 +114,7 @@ impl ProgramVersions {
         let unknown = manifests.iter().filter_map(|manifest| {
             let program = find_program(manifest).filter(|_| !manifest.agent.binary.is_empty())?;
             let file = file_identity(&program)?;
-            let is_known = self.lock().get(&program).is_some_and(|known| known.file == file);
+            let is_known = self.0.lock().get(&program).is_some_and(|known| known.file == file);
             (!is_known).then_some((manifest, program, file))
         });
         let unknown: Vec<_> = unknown.collect();
@@ -122,14 +122,10 @@ impl ProgramVersions {
             for (manifest, program, file) in unknown {
                 scope.spawn(move || {
                     let version = probe_version(manifest, &program);
-                    self.lock().insert(program, KnownVersion { file, version });
+                    self.0.lock().insert(program, KnownVersion { file, version });
                 });
             }
         });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, KnownVersion>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,8 +3,7 @@
 //! atomically.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -119,17 +118,8 @@ impl ProjectTrust {
 
     fn save(&self) -> Result<(), TrustError> {
         let failed = |error| TrustError::Unwritable(self.file.clone(), error);
-        let new = self.file.with_extension("new");
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .map_err(failed)?;
         let json = serde_json::to_vec_pretty(&self.contents).expect("paths and digests are JSON");
-        file.write_all(&json).and_then(|()| file.sync_all()).map_err(failed)?;
-        std::fs::rename(&new, &self.file).map_err(failed)
+        qd_files::replace_file(&self.file, &json).map_err(failed)
     }
 }
 
@@ -165,8 +155,7 @@ fn project_digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, Trus
             hash.update(part);
         }
     }
-    let digest = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Some((digest, files)))
+    Ok(Some((hex::encode(hash.finalize()), files)))
 }
 
 /// Collects every file below a folder. Returns false if there are too many, or they are nested too deep.

@@ -7,8 +7,8 @@ pub(crate) mod liveness;
 pub(crate) mod stream;
 pub(crate) mod tls;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -19,6 +19,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::socket::{Role, Socket, request_key};
 use qd_protocol::api::{NEXT_AFTER, VERSION_HEADER};
 use qd_protocol::error::{ErrorBody, ErrorDoc};
@@ -368,8 +369,8 @@ impl DaemonClient {
         Ok(request.with_context(|| format!("{path} is not a valid request path"))?)
     }
 
-    fn lock_idle(&self) -> std::sync::MutexGuard<'_, Option<DaemonHttpConnection>> {
-        self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_idle(&self) -> MutexGuard<'_, Option<DaemonHttpConnection>> {
+        self.shared.idle.lock()
     }
 
     fn connection_failure(&self, error: hyper::Error) -> CliFailure {

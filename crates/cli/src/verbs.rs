@@ -22,6 +22,7 @@ mod mail;
 mod man;
 mod mcp;
 mod merge;
+mod open_asks;
 mod policy;
 mod prompt;
 mod ps;

@@ -459,14 +459,16 @@ pub(crate) fn append_failed(error: AppendError) -> ApiError {
     match error {
         AppendError::Stopped => stopping_error(),
         error => {
-            ApiError::new(ErrorCode::StorageFailed, error.to_string()).with_detail("reason", error.code())
+            let reason = error.code();
+            ApiError::caused_by(ErrorCode::StorageFailed, error).with_detail("reason", reason)
         }
     }
 }
 
 /// The client's error when a blob could not be written.
 pub(crate) fn blob_failed(error: BlobError) -> ApiError {
-    ApiError::new(ErrorCode::StorageFailed, error.to_string()).with_detail("reason", error.code())
+    let reason = error.code();
+    ApiError::caused_by(ErrorCode::StorageFailed, error).with_detail("reason", reason)
 }
 
 /// The client's error when the journal could not be read.
@@ -474,6 +476,6 @@ pub(crate) fn read_failed(error: JournalReadError) -> ApiError {
     match error {
         JournalReadError::Stopped => stopping_error(),
         JournalReadError::Cursor(_) => ApiError::new(ErrorCode::BadCursor, error.to_string()),
-        JournalReadError::Io(_) => ApiError::new(ErrorCode::StorageFailed, error.to_string()),
+        JournalReadError::Io(_) => ApiError::caused_by(ErrorCode::StorageFailed, error),
     }
 }

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey};
 use crate::daemon::{Daemon, SessionAddress, read_failed};
+use crate::http::unreadable_row;
 use crate::invalid_value;
 use crate::random;
 
@@ -134,19 +135,14 @@ impl Daemon {
 }
 
 pub(crate) fn mail_view(row: &MailRow) -> Result<Mail, ApiError> {
-    let doc: MailDoc = serde_json::from_slice(&row.doc).map_err(|error| decode_failed(row, &error))?;
+    let doc: MailDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("mail", &row.id))?;
     Ok(doc.view(decode_sent_mail(row)?))
 }
 
 /// The message as it was sent.
 pub(crate) fn decode_sent_mail(row: &MailRow) -> Result<MailSent, ApiError> {
     let sent = row.sent.as_deref().unwrap_or_default();
-    serde_json::from_slice(sent).map_err(|error| decode_failed(row, &error))
-}
-
-fn decode_failed(row: &MailRow, error: &serde_json::Error) -> ApiError {
-    let message = format!("mail {} could not be read from the journal: {error}; see `qd doctor`", row.id);
-    ApiError::new(ErrorCode::Internal, message)
+    serde_json::from_slice(sent).map_err(unreadable_row("mail", &row.id))
 }
 
 fn check_mail(mail: &OutgoingMail) -> Result<(), ApiError> {
@@ -185,5 +181,5 @@ fn mail_fingerprint(session: &SessionId, mail: &OutgoingMail) -> String {
     add(mail.in_reply_to.as_ref().map(MailId::as_str));
     add(mail.correlation_id.as_deref());
     add(mail.deliver.map(MailDelivery::as_str));
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hash.finalize())
 }

@@ -348,8 +348,7 @@ fn quarantine(folder: &Path, name: &OsStr, reason: &str) -> io::Result<()> {
     make_private_folder(&corrupt)?;
     let mut target = name.to_owned();
     if target.len() + SUFFIX_MAX > NAME_MAX {
-        let hash: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-        target = OsString::from(format!("long-{hash}"));
+        target = OsString::from(format!("long-{}", hex::encode(Sha256::digest(name.as_bytes()))));
     }
     let base = target.clone();
     let mut nth = 1_u32;

@@ -95,7 +95,7 @@ impl Daemon {
         }
         self.home.store_session_env(id, env).map_err(|error| {
             let message = format!("could not store the session's variables: {error}");
-            ApiError::new(ErrorCode::StorageFailed, message)
+            ApiError::new(ErrorCode::StorageFailed, message).with_source(error)
         })
     }
 

@@ -73,7 +73,7 @@ pub(crate) fn prompt_fingerprint(session: &SessionId, prompt: &str, files: &[New
         add(&file.mime);
         add(&file.data);
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hash.finalize())
 }
 
 /// Prepares a text for an event. A text too long for one is stored in a blob, on disk when this returns.

@@ -69,35 +69,17 @@ fn unknown_key(key: &YamlKey, description: &str, known: &[&str]) -> FleetFilePro
     FleetFileProblem { position: key.position, message, key: Some(key.name.clone()), suggestion: nearest }
 }
 
-/// The known word that is most similar to this one, if no more than a third of it differs.
+/// The known word that is most similar to this one, if no more than a third of it differs. Swapped neighbours count as
+/// one difference.
 pub(crate) fn nearest_word<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    // A word can be as long as the file, but nothing that we know is longer than this.
+    let word: String = word.chars().take(ID_MAX).collect();
     let limit = (word.chars().count() / 3).max(1);
     known
-        .map(|known| (edit_distance(word, known), known))
+        .map(|known| (strsim::osa_distance(&word, known), known))
         .filter(|(distance, _)| *distance <= limit)
         .min()
         .map(|(_, known)| known.to_owned())
-}
-
-/// The number of insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
-fn edit_distance(left: &str, right: &str) -> usize {
-    let (left, right): (Vec<char>, Vec<char>) =
-        (left.chars().take(ID_MAX).collect(), right.chars().take(ID_MAX).collect());
-    let mut before = Vec::new();
-    let mut above: Vec<usize> = (0..=right.len()).collect();
-    for (i, a) in left.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, b) in right.iter().enumerate() {
-            let mut cost = (above[j + 1] + 1).min(row[j] + 1).min(above[j] + usize::from(a != b));
-            if i > 0 && j > 0 && left[i - 1] == *b && *a == right[j - 1] {
-                let swapped: &Vec<usize> = &before;
-                cost = cost.min(swapped[j - 1] + 1);
-            }
-            row.push(cost);
-        }
-        before = std::mem::replace(&mut above, row);
-    }
-    above[right.len()]
 }
 
 #[cfg(test)]
@@ -112,5 +94,6 @@ mod tests {
         assert_eq!(near("rotues").as_deref(), Some("routes"));
         assert_eq!(near("statr").as_deref(), Some("start"));
         assert_eq!(near("budget"), None);
+        assert_eq!(near(&"sessions".repeat(1000)), None, "however long it is");
     }
 }

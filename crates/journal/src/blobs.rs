@@ -1,15 +1,15 @@
 //! Texts and files too large for an event. Each is a file in `blobs/`, named by the SHA-256 of its content. A file is
 //! complete and synced before it gets its name, so every name that is known can be read.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use qd_files::{DRAFT_PREFIX, replace_file};
 use qd_protocol::Millis;
 use qd_protocol::text::BlobRef;
 use sha2::{Digest, Sha256};
@@ -19,14 +19,11 @@ use crate::error::{BlobError, JournalOpenError};
 
 /// Files that are written or read at the same time.
 const CONCURRENT_MAX: usize = 4;
-/// The prefix of a file's name until the file is complete.
-const UNFINISHED: &str = ".unfinished-";
 
 /// The store for large texts and files.
 #[derive(Debug, Clone)]
 pub struct BlobStore {
     dir: Arc<Path>,
-    next: Arc<AtomicU64>,
     permits: Arc<Semaphore>,
 }
 
@@ -50,11 +47,11 @@ impl BlobStore {
             .map_err(JournalOpenError::io(doing))?;
         for entry in fs::read_dir(&dir).map_err(JournalOpenError::io(doing))? {
             let entry = entry.map_err(JournalOpenError::io(doing))?;
-            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            if entry.file_name().to_string_lossy().starts_with(DRAFT_PREFIX) {
                 fs::remove_file(entry.path()).map_err(JournalOpenError::io(doing))?;
             }
         }
-        Ok(Self { dir: dir.into(), next: Arc::default(), permits: Arc::new(Semaphore::new(CONCURRENT_MAX)) })
+        Ok(Self { dir: dir.into(), permits: Arc::new(Semaphore::new(CONCURRENT_MAX)) })
     }
 
     /// Stores some bytes. They are synced when this returns. The same bytes are stored only once.
@@ -102,7 +99,7 @@ impl BlobStore {
     }
 
     fn put_blocking(&self, bytes: &[u8]) -> io::Result<BlobRef> {
-        let sha256 = hex(&Sha256::digest(bytes));
+        let sha256 = hex::encode(Sha256::digest(bytes));
         let path = self.dir.join(&sha256);
         let blob = BlobRef { sha256, size: bytes.len() as u64 };
         if let Some(existing) = absent_is_none(File::open(&path))?
@@ -112,19 +109,8 @@ impl BlobStore {
             existing.set_modified(SystemTime::now())?;
             return Ok(blob);
         }
-        let unfinished = self.dir.join(format!("{UNFINISHED}{}", self.next.fetch_add(1, Ordering::Relaxed)));
-        let written = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&unfinished)
-            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&unfinished, &path))
-            .and_then(|()| File::open(&self.dir)?.sync_all());
-        if written.is_err() {
-            let _ = fs::remove_file(&unfinished);
-        }
-        written.map(|()| blob)
+        replace_file(&path, bytes)?;
+        Ok(blob)
     }
 }
 
@@ -156,12 +142,6 @@ fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digit = |b: u8| char::from(DIGITS[usize::from(b & 15)]);
-    bytes.iter().flat_map(|b| [digit(b >> 4), digit(*b)]).collect()
 }
 
 #[cfg(test)]
@@ -204,7 +184,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let blobs = BlobStore::open(home.path()).unwrap();
         let kept = blobs.put(&b"whole"[..]).await.unwrap();
-        let half = home.path().join("blobs").join(format!("{UNFINISHED}7"));
+        let half = home.path().join("blobs").join(".unfinished-7");
         fs::write(&half, "ha").unwrap();
         let blobs = BlobStore::open(home.path()).unwrap();
         assert!(!half.exists());

@@ -2,13 +2,13 @@
 //! while nothing is written. The writer does only the last step, for the few pages that were added meanwhile: the log
 //! can be fully moved and restarted only between two of the writer's transactions.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 
-use crate::lock_ignoring_poison;
 use crate::schema::LOG_SIZE_LIMIT;
 use crate::stats::JournalStats;
 
@@ -39,7 +39,7 @@ impl Checkpointer {
     /// Records that something was committed, and wakes the thread.
     pub(crate) fn mark_dirty(&self) {
         if !self.dirty.swap(true, Ordering::AcqRel) {
-            let _state = lock_ignoring_poison(&self.state);
+            let _state = self.state.lock();
             self.changed.notify_one();
         }
     }
@@ -59,7 +59,7 @@ impl Checkpointer {
 
     /// Asks the thread to stop.
     pub(crate) fn stop(&self) {
-        lock_ignoring_poison(&self.state).stopped = true;
+        self.state.lock().stopped = true;
         self.changed.notify_one();
     }
 
@@ -67,14 +67,12 @@ impl Checkpointer {
     pub(crate) fn run(&self, db: &Connection, stats: &Arc<JournalStats>) {
         loop {
             {
-                let mut state = lock_ignoring_poison(&self.state);
+                let mut state = self.state.lock();
                 while !state.stopped && !self.dirty.load(Ordering::Acquire) {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.changed.wait(&mut state);
                 }
                 if !state.stopped {
-                    let pause =
-                        self.changed.wait_timeout_while(state, CHECKPOINT_DELAY, |state| !state.stopped);
-                    state = pause.unwrap_or_else(PoisonError::into_inner).0;
+                    self.changed.wait_while_for(&mut state, |state| !state.stopped, CHECKPOINT_DELAY);
                 }
                 if state.stopped {
                     return;

@@ -3,8 +3,9 @@
 //! its own.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use parking_lot::Mutex;
 
 /// A step of the writer, in the order in which they happen for a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +60,11 @@ impl FaultInjector {
 
     /// Calls `watch` on the writer's thread at every step. The writer waits for it.
     pub fn on_step(&self, watch: impl Fn(WriterStep) + Send + 'static) {
-        *crate::lock_ignoring_poison(&self.watch) = Some(Box::new(watch));
+        *self.watch.lock() = Some(Box::new(watch));
     }
 
     pub(crate) fn report_step(&self, step: WriterStep) {
-        if let Some(watch) = crate::lock_ignoring_poison(&self.watch).as_ref() {
+        if let Some(watch) = self.watch.lock().as_ref() {
             watch(step);
         }
     }

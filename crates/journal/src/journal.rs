@@ -5,11 +5,12 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qd_protocol::api::ReferenceMatch;
 use qd_protocol::limits::EVENT_MAX;
 use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
@@ -30,7 +31,6 @@ use crate::lists::{
     self, AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
 };
 use crate::lock::HomeLock;
-use crate::lock_ignoring_poison;
 use crate::merge::{self, MergePosition, MergeSavings};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
 use crate::read::{self, JournalPage, PAGE_BYTES, ReaderPool, SessionEventPage, SessionHistory};
@@ -513,7 +513,7 @@ impl Journal {
     /// Writes everything queued, checkpoints the log, ends the threads and releases the home. Subscriptions get the
     /// events that are still in memory, and then end.
     pub async fn close(&self) {
-        let running = lock_ignoring_poison(&self.inner.running).take();
+        let running = self.inner.running.lock().take();
         let Some(running) = running else { return };
         let inner = self.inner.clone();
         inner.queue.close();
@@ -561,7 +561,7 @@ impl JournalThreads {
 
 impl Drop for JournalInner {
     fn drop(&mut self) {
-        let Some(running) = lock_ignoring_poison(&self.running).take() else { return };
+        let Some(running) = self.running.lock().take() else { return };
         self.queue.close();
         self.checkpoints.stop();
         let lock = running.join();

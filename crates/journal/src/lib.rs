@@ -40,8 +40,6 @@ pub mod stats;
 pub mod subscription;
 mod writer;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use blobs::{BlobFile, BlobStore};
 pub use check::JournalCheck;
 pub use database_file::inspect_journal;
@@ -60,8 +58,3 @@ pub use ring::{EventFilter, EventTopic};
 pub use rows::{AskRow, FleetRow, MailRow, RowChange, RunRow, SessionRow, WorkspaceRow};
 pub use stats::JournalStats;
 pub use subscription::Subscription;
-
-/// Locks a mutex, also after a panic on another thread: no code under our locks can leave its data half-changed.
-fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

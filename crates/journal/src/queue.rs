@@ -3,15 +3,14 @@
 //! without blocking a thread.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use qd_protocol::Seq;
 use tokio::sync::{Notify, oneshot};
 
 use crate::error::AppendError;
 use crate::event::EventDraft;
-use crate::lock_ignoring_poison;
 use crate::merge::MergePlan;
 use crate::rows::RowChange;
 
@@ -120,7 +119,7 @@ impl WriterQueue {
             let space = self.space_freed.notified();
             tokio::pin!(space);
             {
-                let mut state = lock_ignoring_poison(&self.state);
+                let mut state = self.state.lock();
                 if state.closed {
                     return Err(AppendError::Stopped);
                 }
@@ -146,13 +145,13 @@ impl WriterQueue {
 
     /// The number of queued tasks.
     pub(crate) fn len(&self) -> usize {
-        lock_ignoring_poison(&self.state).tasks.len()
+        self.state.lock().tasks.len()
     }
 
     /// Takes a batch, waiting for its first task. Returns false when the queue is closed and empty. If `expected`
     /// callers are likely to come in a moment, waits for them up to `BATCH_WAIT`, so that they share a sync.
     pub(crate) fn take(&self, batch: &mut Vec<WriterTask>, expected: usize) -> bool {
-        let mut state = lock_ignoring_poison(&self.state);
+        let mut state = self.state.lock();
         let mut deadline = None;
         loop {
             let queued = state.tasks.len();
@@ -164,13 +163,13 @@ impl WriterQueue {
             }
             if queued == 0 {
                 state.wakeup_len = 1;
-                state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.filled.wait(&mut state);
                 continue;
             }
             let until = *deadline.get_or_insert_with(|| Instant::now() + BATCH_WAIT);
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             state.wakeup_len = expected;
-            state = self.filled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.filled.wait_for(&mut state, left);
         }
         state.wakeup_len = 0;
         let (mut items, mut bytes) = (0, 0);
@@ -196,7 +195,7 @@ impl WriterQueue {
 
     /// Refuses new tasks. The writer still carries out the queued ones.
     pub(crate) fn close(&self) {
-        lock_ignoring_poison(&self.state).closed = true;
+        self.state.lock().closed = true;
         self.filled.notify_one();
         self.space_freed.notify_waiters();
     }
@@ -204,7 +203,7 @@ impl WriterQueue {
     /// Closes the queue and drops the queued tasks, so that their callers learn that nothing was done.
     pub(crate) fn abandon(&self) {
         self.close();
-        let dropped = std::mem::take(&mut lock_ignoring_poison(&self.state).tasks);
+        let dropped = std::mem::take(&mut self.state.lock().tasks);
         drop(dropped);
     }
 }

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use qd_protocol::link::UpdateNumber;
 use qd_protocol::{
     ClockReading, EventNumber, FleetId, MachineUptime, Millis, RunId, Seq, SessionId, WorkspaceId,
@@ -17,7 +18,6 @@ use crate::error::JournalReadError;
 use crate::event::{
     EventDraft, EventScope, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey, intern_kind,
 };
-use crate::lock_ignoring_poison;
 use crate::merge::{MERGED_SPAN, MergedPart, MergedParts};
 use crate::ring::{EventFilter, EventTopic};
 use crate::rows::{from_sql_int, to_sql_int};
@@ -82,7 +82,7 @@ impl ReaderPool {
         let pool = self.clone();
         let work = move || {
             let _permit = permit;
-            let idle = lock_ignoring_poison(&pool.idle).pop();
+            let idle = pool.idle.lock().pop();
             let db = match idle {
                 Some(db) => db,
                 None => schema::open_reader(&pool.home)?,
@@ -91,7 +91,7 @@ impl ReaderPool {
             db.prepare_cached("BEGIN DEFERRED")?.execute([])?;
             let result = read(&db);
             if db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])).is_ok() {
-                lock_ignoring_poison(&pool.idle).push(db);
+                pool.idle.lock().push(db);
             }
             result
         };
@@ -107,13 +107,13 @@ impl ReaderPool {
         let permits = self.permits.acquire_many(all).await;
         self.permits.close();
         drop(permits);
-        lock_ignoring_poison(&self.idle).clear();
+        self.idle.lock().clear();
     }
 
     /// Like [`close`](Self::close) but without waiting, for a journal that is dropped.
     pub(crate) fn abandon(&self) {
         self.permits.close();
-        lock_ignoring_poison(&self.idle).clear();
+        self.idle.lock().clear();
     }
 }
 

@@ -3,14 +3,14 @@
 //! readers costs one push. Nothing here reads the journal; a reader that has fallen behind its ring does.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use qd_protocol::Seq;
 use tokio::sync::watch;
 
 use crate::event::{PublishedEvent, SessionKey, WorkspaceKey};
-use crate::lock_ignoring_poison;
 
 /// Events in the ring of all events.
 pub(crate) const RING_EVENTS: usize = 4096;
@@ -134,11 +134,11 @@ impl TopicChannel {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, EventRing> {
-        self.ring.read().unwrap_or_else(PoisonError::into_inner)
+        self.ring.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, EventRing> {
-        self.ring.write().unwrap_or_else(PoisonError::into_inner)
+        self.ring.write()
     }
 }
 
@@ -187,7 +187,7 @@ impl EventHub {
     /// Subscribes to a topic. Every event published after this returns is in the channel, or makes a read return
     /// [`RingRead::Overrun`].
     pub(crate) fn subscribe(&self, topic: EventTopic) -> TopicReader {
-        let mut topics = lock_ignoring_poison(&self.topics);
+        let mut topics = self.topics.lock();
         let head = self.head();
         let channel = if topic == EventTopic::All {
             self.all.clone()
@@ -205,7 +205,7 @@ impl EventHub {
 
     /// Removes a reader of a topic.
     pub(crate) fn unsubscribe(&self, topic: EventTopic) {
-        let mut topics = lock_ignoring_poison(&self.topics);
+        let mut topics = self.topics.lock();
         if let Some((_, readers)) = topics.channels.get_mut(&topic) {
             *readers -= 1;
             if *readers == 0 {
@@ -218,7 +218,7 @@ impl EventHub {
     pub(crate) fn publish(&self, events: Vec<Arc<PublishedEvent>>, purge: bool) {
         let mut touched: Vec<Arc<TopicChannel>> = Vec::new();
         {
-            let mut topics = lock_ignoring_poison(&self.topics);
+            let mut topics = self.topics.lock();
             if !topics.channels.is_empty() {
                 for event in &events {
                     let workspace = event.workspace.map(EventTopic::Workspace);
@@ -253,7 +253,7 @@ impl EventHub {
 
     /// Wakes all readers and tells them that no more events will come.
     pub(crate) fn close(&self) {
-        let mut topics = lock_ignoring_poison(&self.topics);
+        let mut topics = self.topics.lock();
         topics.closed = true;
         self.all.signal.send_modify(|signal| signal.closed = true);
         for (channel, _) in topics.channels.values() {
@@ -263,7 +263,7 @@ impl EventHub {
 
     #[cfg(test)]
     pub(crate) fn topic_count(&self) -> usize {
-        lock_ignoring_poison(&self.topics).channels.len()
+        self.topics.lock().channels.len()
     }
 }
 

@@ -249,5 +249,5 @@ fn random_key() -> Result<String, ErrorDoc> {
         message: format!("cannot generate random bytes: {error}"),
         details: Map::new(),
     })?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(random))
 }

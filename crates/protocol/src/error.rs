@@ -1,6 +1,9 @@
 //! Error responses. All of them have the same shape. A code is stable and always comes with the same HTTP status; the
 //! message is for people and says what to do.
 
+use std::error::Error;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -115,7 +118,7 @@ codes! {
 }
 
 /// An error response, sent as `{"error": …}`.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     pub code: ErrorCode,
@@ -123,12 +126,33 @@ pub struct ApiError {
     pub message: String,
     /// Additional data for programs.
     pub details: Map<String, Value>,
+    /// What caused the error, for the daemon's log. It is never sent to a client.
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+/// Two errors are equal if a client sees the same.
+impl PartialEq for ApiError {
+    fn eq(&self, other: &Self) -> bool {
+        (self.code, &self.message, &self.details) == (other.code, &other.message, &other.details)
+    }
 }
 
 impl ApiError {
     /// An error without details.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), details: Map::new() }
+        Self { code, message: message.into(), details: Map::new(), source: None }
+    }
+
+    /// An error whose message is that of its cause.
+    pub fn caused_by(code: ErrorCode, source: impl Error + Send + Sync + 'static) -> Self {
+        Self::new(code, source.to_string()).with_source(source)
+    }
+
+    /// Adds the cause, which is logged where the error becomes a response.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
     }
 
     /// Adds one detail.
@@ -165,7 +189,7 @@ pub struct ErrorDoc {
 
 impl From<ApiError> for ErrorBody {
     fn from(error: ApiError) -> Self {
-        let ApiError { code, message, details } = error;
+        let ApiError { code, message, details, source: _ } = error;
         Self { error: ErrorDoc { code: code.as_str().to_owned(), message, details } }
     }
 }

@@ -5,6 +5,9 @@
 
 use std::fmt;
 
+use jiff::Timestamp;
+use jiff::fmt::StdFmtWrite;
+use jiff::fmt::temporal::DateTimePrinter;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Milliseconds since the Unix epoch. On the wire it is RFC 3339 in UTC, so that people can read it.
@@ -31,54 +34,27 @@ impl Millis {
 }
 
 impl fmt::Display for Millis {
-    /// Converts days to a date with Howard Hinnant's `civil_from_days`.
+    /// A time after the year 9999 is written as the last one before it, so that everything written can be read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (days, ms) = (self.0 / 86_400_000, self.0 % 86_400_000);
-        let shifted = days + 719_468;
-        let (era, doe) = (shifted / 146_097, shifted % 146_097);
-        let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-        let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-        let mp = (5 * doy + 2) / 153;
-        let day = doy - (153 * mp + 2) / 5 + 1;
-        let month = if mp < 10 { mp + 3 } else { mp - 9 };
-        let year = yoe + era * 400 + u64::from(month <= 2);
-        let (h, m, s, ms) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000);
-        write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{ms:03}Z")
+        const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
+        let time = i64::try_from(self.0).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        let time = time.unwrap_or(Timestamp::MAX);
+        PRINTER.print_timestamp(&time, StdFmtWrite(f)).map_err(|_| fmt::Error)
     }
 }
 
 impl std::str::FromStr for Millis {
     type Err = &'static str;
 
-    /// Parses what [`Display`](fmt::Display) writes: UTC, with or without milliseconds.
+    /// Parses what [`Display`](fmt::Display) writes: UTC, with or without milliseconds. The other forms of ISO 8601 are
+    /// refused.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const BAD: &str = "a time is written like 2026-01-31T23:59:59.000Z";
-        let body = text.strip_suffix('Z').ok_or(BAD)?;
-        let (date, clock) = body.split_once('T').ok_or(BAD)?;
-        let mut date = date.splitn(3, '-').map(|part| part.parse::<u64>().map_err(|_| BAD));
-        let mut next = || date.next().unwrap_or(Err(BAD));
-        let (year, month, day) = (next()?, next()?, next()?);
-        let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "000"));
-        let mut clock = clock.splitn(3, ':').map(|part| part.parse::<u64>().map_err(|_| BAD));
-        let mut next = || clock.next().unwrap_or(Err(BAD));
-        let (h, m, s) = (next()?, next()?, next()?);
-        let fraction = fraction.get(..3).unwrap_or("000").parse::<u64>().map_err(|_| BAD)?;
-        if !(1970..=9999).contains(&year)
-            || !(1..=12).contains(&month)
-            || !(1..=31).contains(&day)
-            || h > 23
-            || m > 59
-            || s > 60
-        {
+        if text.as_bytes().get(10) != Some(&b'T') || !text.ends_with('Z') {
             return Err(BAD);
         }
-        let y = if month <= 2 { year - 1 } else { year };
-        let (era, yoe) = (y / 400, y % 400);
-        let mp = (month + 9) % 12;
-        let doy = (153 * mp + 2) / 5 + day - 1;
-        let doe = yoe * 365 + yoe / 4 - yoe / 100 + doy;
-        let days = (era * 146_097 + doe).saturating_sub(719_468);
-        Ok(Self(days * 86_400_000 + h * 3_600_000 + m * 60_000 + s * 1000 + fraction))
+        let time: Timestamp = text.parse().map_err(|_| BAD)?;
+        u64::try_from(time.as_millisecond()).map(Self).map_err(|_| BAD)
     }
 }
 
@@ -273,8 +249,26 @@ mod tests {
             assert_eq!(Millis(ms).to_string(), text);
             assert_eq!(text.parse(), Ok(Millis(ms)));
         }
-        assert!("2026-13-01T00:00:00Z".parse::<Millis>().is_err());
-        assert!("yesterday".parse::<Millis>().is_err());
+        assert_eq!("2026-11-15T20:30:45Z".parse(), Ok(Millis(1_794_774_645_000)));
+        let last = Millis(u64::MAX).to_string();
+        assert_eq!(last.parse::<Millis>().unwrap().to_string(), last);
+    }
+
+    #[test]
+    fn a_time_that_does_not_exist_or_is_written_otherwise_is_refused() {
+        for text in [
+            "2026-02-31T00:00:00.000Z",
+            "2025-02-29T00:00:00Z",
+            "2026-13-01T00:00:00Z",
+            "2026-01-01T24:00:00Z",
+            "1969-12-31T23:59:59.999Z",
+            "2026-01-31T23:59:59+01:00",
+            "2026-01-31 23:59:59Z",
+            "2026-01-31",
+            "yesterday",
+        ] {
+            assert!(text.parse::<Millis>().is_err(), "{text}");
+        }
     }
 
     fn reading(wall: u64, boot: u32, awake_ms: i64, total_ms: i64) -> ClockReading {

@@ -76,6 +76,13 @@ impl TestDaemon {
         Self::start_in(TestHome::new(), configure).await
     }
 
+    /// Starts in a new home with these lines in its configuration.
+    pub async fn start_with_settings(settings: &str) -> Self {
+        let home = TestHome::new();
+        home.configure(settings);
+        Self::start_in(home, |_| {}).await
+    }
+
     /// Starts in an existing home.
     pub async fn start_in(home: TestHome, configure: impl FnOnce(&mut TestDaemonOptions)) -> Self {
         let mut options = TestDaemonOptions::default();

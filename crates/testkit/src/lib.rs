@@ -12,6 +12,7 @@
 //! - [`processes`]: the daemon, workers and agents of a home, as seen in `/proc`.
 //! - [`escapees`]: programs that resist being killed.
 //! - [`faulty_libc`]: disks and clocks that fail on command.
+//! - [`git`]: repositories and commits.
 //! - [`real_agents`]: the real agents, installed and isolated.
 //! - [`mcp`]: a handwritten client of `qd mcp`.
 //! - [`model`]: a model for real agents, scripted by their prompts.
@@ -29,6 +30,7 @@ pub mod daemon;
 pub mod escapees;
 pub mod faulty_libc;
 pub mod fleet;
+pub mod git;
 pub mod home;
 pub mod journal_rules;
 pub mod mcp;
@@ -95,7 +97,7 @@ pub async fn poll_until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>
 /// The lower-case hexadecimal SHA-256 of `content`.
 pub fn sha256(content: &[u8]) -> String {
     use sha2::Digest;
-    sha2::Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(sha2::Sha256::digest(content))
 }
 
 /// `content` in base64, the form in which attachments are sent.

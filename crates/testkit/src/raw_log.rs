@@ -5,11 +5,12 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// The size of the file. The log wraps around when it is full.
@@ -118,7 +119,7 @@ impl Drop for RawLog {
 
 impl RawLogState {
     fn lock(&self) -> MutexGuard<'_, RawLogQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     fn run_writer(&self) {
@@ -129,7 +130,7 @@ impl RawLogState {
                 if queue.is_closing {
                     return;
                 }
-                queue = self.not_empty.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.not_empty.wait(&mut queue);
             }
             let RawLogQueue { records, callers, .. } = &mut *queue;
             let (records, callers) = (std::mem::take(records), std::mem::take(callers));

@@ -268,14 +268,7 @@ fn read_record(git_dir: &Path) -> WorktreeResult<Option<WorktreeRecord>> {
 }
 
 fn write_record(git_dir: &Path, record: &WorktreeRecord) -> WorktreeResult<()> {
-    let (path, draft) = (git_dir.join(RECORD_FILE), git_dir.join("quarterdeck.new"));
+    let path = git_dir.join(RECORD_FILE);
     let text = serde_json::to_vec(record).map_err(|error| io_error_at("write", &path)(error.into()))?;
-    let write = || {
-        let mut file = fs::File::create(&draft)?;
-        std::io::Write::write_all(&mut file, &text)?;
-        file.sync_all()?;
-        fs::rename(&draft, &path)?;
-        fs::File::open(git_dir)?.sync_all()
-    };
-    write().map_err(io_error_at("write", &path))
+    qd_files::replace_file(&path, &text).map_err(io_error_at("write", &path))
 }

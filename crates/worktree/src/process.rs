@@ -4,11 +4,12 @@
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// The first pause between two checks for its exit. It doubles up to [`POLL_MAX`].
@@ -152,7 +153,7 @@ impl SubprocessReader {
             std::thread::spawn(move || {
                 let mut buffer = vec![0; 64 << 10];
                 while let Ok(read @ 1..) = pipe.read(&mut buffer) {
-                    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut output = output.lock();
                     append_output(&mut output, &buffer[..read], limit);
                 }
             })
@@ -167,7 +168,7 @@ impl SubprocessReader {
             std::thread::sleep(pause);
             pause = (pause * 2).min(POLL_MAX);
         }
-        std::mem::take(&mut *self.output.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.output.lock())
     }
 }
 

@@ -4,10 +4,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use qd_protocol::worktree::WorktreeStatus;
+use qd_testkit::git::{commit, git, make_repository};
 use qd_worktree::merge::{MergeOptions, MergeOutcome};
 use qd_worktree::{
     GitWorktree, Repository, StopFlag, WorktreeError, WorktreePlan, ignored_files, overlap, remove,
@@ -21,11 +22,7 @@ struct TestRepository {
 impl TestRepository {
     fn new() -> Self {
         let repository = Self { dir: tempfile::tempdir().unwrap() };
-        fs::create_dir(repository.repo()).unwrap();
-        repository.git(&["init", "-q", "-b", "main"]);
-        repository.git(&["config", "user.name", "A Person"]);
-        repository.git(&["config", "user.email", "person@example.invalid"]);
-        repository.commit("a.txt", "one\ntwo\nthree\nfour\nfive\nsix\nseven\n");
+        make_repository(&repository.repo());
         repository
     }
 
@@ -78,24 +75,6 @@ impl TestRepository {
         assert!(!self.git(&["worktree", "list"]).contains("scratch"));
         outcome
     }
-}
-
-fn git(dir: &Path, args: &[&str]) -> String {
-    let mut command = Command::new("git");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GIT_")) {
-        command.env_remove(name);
-    }
-    command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
-    let out = command.arg("-C").arg(dir).args(args).output().unwrap();
-    assert!(out.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap().trim_end().to_owned()
-}
-
-fn commit(dir: &Path, file: &str, content: &str) -> String {
-    fs::write(dir.join(file), content).unwrap();
-    git(dir, &["add", "--all"]);
-    git(dir, &["commit", "-q", "-m", file]);
-    git(dir, &["rev-parse", "HEAD"])
 }
 
 fn state(tree: &GitWorktree) -> WorktreeStatus {

@@ -404,3 +404,6 @@ fn format_clock(ms: u64) -> String {
         _ => format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60),
     }
 }
+
+#[cfg(test)]
+mod tests;

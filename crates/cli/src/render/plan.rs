@@ -131,17 +131,8 @@ mod tests {
     #[test]
     fn a_plan_shows_who_takes_part_and_what_follows() {
         let spec = qd_fleetfile::parse_fleet_file(FILE, None).unwrap();
-        assert_eq!(
-            render_plan(&spec, TextStyle::new(false)),
-            "task: Ship it.\n\n\
-             lead          claude, planner, starts\n\
-             ├─ dev1       codex, retry 1\n\
-             └─ dev2       script\n   \
-             └─ review  echo\n\n\
-             lead.done → its subtasks to dev1, dev2\n\
-             dev1.done + dev2.done → review\n\
-             review.done matching /needs work/ → lead (at most 3×)\n\
-             review.done → you decide\n"
-        );
+        let plan = render_plan(&spec, TextStyle::new(false));
+        assert!(plan.ends_with('\n'), "a snapshot does not show this");
+        insta::assert_snapshot!(plan);
     }
 }

@@ -2,17 +2,16 @@
 //! Ctrl-C cancels the fleet.
 
 use qd_protocol::Millis;
-use qd_protocol::api::{AnswerRequest, CancelResponse};
+use qd_protocol::api::CancelResponse;
 use qd_protocol::event::{Ask, EventBody};
 use qd_protocol::fleet::{Fleet, FleetSpec, FleetStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
-use super::answer;
-use super::stdin_lines::StdinLines;
+use super::open_asks::{AnswerOutcome, OpenAsks};
 use crate::client::DaemonClient;
 use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
-use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::failure::{CliExitCode, Result};
 use crate::output::{CliOutput, LiveDisplay};
 use crate::render::ask;
 use crate::render::fleet_progress::{self, FleetProgress};
@@ -26,10 +25,9 @@ pub(super) struct FleetWatcher<'a> {
     client: &'a DaemonClient,
     fleet: Fleet,
     progress: FleetProgress,
-    stdin: StdinLines,
     display: LiveDisplay,
-    /// Unanswered asks of the fleet and its sessions, oldest first.
-    open_asks: Vec<Ask>,
+    /// Of the fleet and its sessions.
+    open_asks: OpenAsks<'a>,
     /// Whether Ctrl-C has cancelled the fleet.
     cancel_requested: bool,
 }
@@ -39,11 +37,10 @@ impl<'a> FleetWatcher<'a> {
         Self {
             progress: FleetProgress::new(&fleet, spec),
             display: LiveDisplay::new(out),
-            stdin: StdinLines::new(),
+            open_asks: OpenAsks::new(out, client),
             out,
             client,
             fleet,
-            open_asks: Vec::new(),
             cancel_requested: false,
         }
     }
@@ -89,8 +86,12 @@ impl<'a> FleetWatcher<'a> {
                     let path = format!("/v1/workspaces/{}/fleets/{}/cancel", self.fleet.workspace_id, self.fleet.id);
                     self.client.post::<CancelResponse>(&path, &serde_json::json!({})).await?;
                 }
-                line = self.stdin.next_line(), if self.can_answer() => self.handle_line(line).await?,
-                _ = ticks.tick(), if self.draws_live() && !self.can_answer() => self.draw()?,
+                line = self.open_asks.next_line(), if self.open_asks.awaiting_answer().is_some() => {
+                    if self.open_asks.handle_line(line).await? == AnswerOutcome::Refused {
+                        self.prompt_for_answer()?;
+                    }
+                }
+                _ = ticks.tick(), if self.draws_live() && self.open_asks.awaiting_answer().is_none() => self.draw()?,
             }
         }
     }
@@ -124,7 +125,7 @@ impl<'a> FleetWatcher<'a> {
         match body {
             EventBody::AskOpened(opened) => self.handle_ask(opened.ask)?,
             EventBody::AskResolved(resolved) => {
-                self.open_asks.retain(|ask| ask.id != resolved.ask_id);
+                self.open_asks.remove(&resolved.ask_id);
                 self.prompt_for_answer()?;
             }
             EventBody::FleetFinished(_) => return Ok(true),
@@ -135,7 +136,7 @@ impl<'a> FleetWatcher<'a> {
 
     fn handle_ask(&mut self, ask: Ask) -> Result<()> {
         let first = self.open_asks.is_empty();
-        if !self.is_interactive() {
+        if !self.open_asks.is_interactive() {
             self.display.finish_drawing();
             self.out.print_stderr(&self.format_ask(&ask));
             self.out.print_stderr(&ask::answer_commands(&ask));
@@ -154,65 +155,16 @@ impl<'a> FleetWatcher<'a> {
         format!("{name} asks\n{}", ask::format_ask(ask))
     }
 
-    fn is_interactive(&self) -> bool {
-        self.stdin.tty && self.out.err_tty && !self.out.json
-    }
-
-    fn can_answer(&self) -> bool {
-        self.is_interactive() && !self.open_asks.is_empty()
-    }
-
     /// Shows the oldest open ask and a prompt for its answer. The live display pauses meanwhile.
     fn prompt_for_answer(&mut self) -> Result<()> {
-        if !self.can_answer() {
-            return Ok(());
-        }
-        if self.draws_live() {
+        if self.draws_live() && self.open_asks.awaiting_answer().is_some() {
             self.draw()?;
         }
-        self.display.finish_drawing();
-        if let Some(ask) = self.open_asks.first() {
+        if let Some(ask) = self.open_asks.awaiting_answer() {
+            self.display.finish_drawing();
             self.out.print_stderr(&format!("{}{}", self.format_ask(ask), ask::answer_prompt(ask)));
         }
         Ok(())
-    }
-
-    /// Handles a line that was typed while an ask is open.
-    async fn handle_line(&mut self, line: Option<String>) -> Result<()> {
-        let Some(line) = line else {
-            // Stdin has ended; the ask can still be answered from elsewhere.
-            self.stdin.tty = false;
-            for ask in &self.open_asks {
-                self.out.print_stderr(&format!("\n{}", ask::answer_commands(ask)));
-            }
-            return Ok(());
-        };
-        self.out.line_was_typed();
-        let Some(ask) = self.open_asks.first().cloned() else { return Ok(()) };
-        match ask::parse_answer(&ask, &line) {
-            Ok(request) => self.send_answer(&ask, &request).await,
-            Err(hint) => {
-                self.out.print_stderr(&hint);
-                if hint.ends_with('\n') {
-                    self.out.print_stderr(&ask::answer_prompt(&ask));
-                }
-                Ok(())
-            }
-        }
-    }
-
-    async fn send_answer(&mut self, ask: &Ask, request: &AnswerRequest) -> Result<()> {
-        match answer::post_answer(self.client, ask.id.as_str(), request).await {
-            Ok(_) => {
-                self.open_asks.retain(|other| other.id != ask.id);
-                self.prompt_for_answer()
-            }
-            Err(CliFailure::Refused(refusal)) => {
-                self.out.print_note(&refusal.error.message);
-                self.prompt_for_answer()
-            }
-            Err(failure) => Err(failure),
-        }
     }
 
     fn finish(&mut self) -> Result<CliExitCode> {

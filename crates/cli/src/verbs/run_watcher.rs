@@ -9,13 +9,12 @@ use qd_protocol::{FinishReason, Seq};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::answer;
-use super::stdin_lines::StdinLines;
+use super::open_asks::{AnswerOutcome, OpenAsks};
 use super::transcript::{TranscriptLayout, TranscriptPrinter, is_of_run};
 use crate::args::OnAskAction;
 use crate::client::DaemonClient;
 use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
-use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::failure::{CliExitCode, Result};
 use crate::output::CliOutput;
 use crate::refs::ResolvedSession;
 use crate::render::{ask, spinner};
@@ -48,9 +47,7 @@ pub(super) struct RunWatcher<'a> {
     client: &'a DaemonClient,
     watched: WatchedRun,
     transcript: TranscriptPrinter<'a>,
-    stdin: StdinLines,
-    /// Unanswered asks of the run, oldest first.
-    open_asks: Vec<Ask>,
+    open_asks: OpenAsks<'a>,
     /// Set once the watcher has cancelled the run.
     stop_reason: Option<WatcherStopReason>,
     /// What the spinner says the agent is doing.
@@ -68,8 +65,7 @@ impl<'a> RunWatcher<'a> {
             client,
             watched,
             transcript: TranscriptPrinter::new(out, client, TranscriptLayout::Answer),
-            stdin: StdinLines::new(),
-            open_asks: Vec::new(),
+            open_asks: OpenAsks::new(out, client),
             stop_reason: None,
             activity: "starts",
             activity_since: now,
@@ -113,7 +109,11 @@ impl<'a> RunWatcher<'a> {
                 () = &mut deadline, if self.watched.timeout.is_some() && self.stop_reason.is_none() => {
                     self.cancel_run(WatcherStopReason::Timeout, "qd run --timeout").await?;
                 }
-                line = self.stdin.next_line(), if self.can_answer() => self.handle_line(line).await?,
+                line = self.open_asks.next_line(), if self.open_asks.awaiting_answer().is_some() => {
+                    if self.open_asks.handle_line(line).await? == AnswerOutcome::Refused {
+                        self.prompt_for_answer();
+                    }
+                }
                 _ = ticks.tick(), if self.out.err_tty && !self.out.json && self.open_asks.is_empty() => {
                     if self.last_event_at.elapsed() >= spinner::SHOW_AFTER {
                         frames += 1;
@@ -148,7 +148,7 @@ impl<'a> RunWatcher<'a> {
             Some(EventBody::RunCancelRequested(_)) => self.set_activity("stops"),
             Some(EventBody::AskOpened(opened)) => self.handle_ask(opened.ask).await?,
             Some(EventBody::AskResolved(resolved)) => {
-                self.open_asks.retain(|ask| ask.id != resolved.ask_id);
+                self.open_asks.remove(&resolved.ask_id);
                 self.prompt_for_answer();
             }
             Some(EventBody::RunFinished(finished)) => {
@@ -181,7 +181,10 @@ impl<'a> RunWatcher<'a> {
             OnAskAction::Deny if ask.kind == AskKind::Permission => {
                 let reason = Some("nobody is available to allow this".to_owned());
                 let request = AnswerRequest { decision: Some("deny".to_owned()), value: None, reason };
-                return self.send_answer(&ask, &request).await;
+                if self.open_asks.send_answer(&ask.id, &request).await? == AnswerOutcome::Refused {
+                    self.prompt_for_answer();
+                }
+                return Ok(());
             }
             OnAskAction::Deny => {
                 self.out
@@ -196,7 +199,7 @@ impl<'a> RunWatcher<'a> {
         if self.out.json {
             self.out.print_stderr(&ask::format_ask(&ask));
         }
-        if !self.is_interactive() {
+        if !self.open_asks.is_interactive() {
             self.out.print_stderr(&ask::answer_commands(&ask));
         }
         self.open_asks.push(ask);
@@ -204,57 +207,11 @@ impl<'a> RunWatcher<'a> {
         Ok(())
     }
 
-    /// Whether asks can be answered on this terminal.
-    fn is_interactive(&self) -> bool {
-        self.stdin.tty && self.out.err_tty && !self.out.json
-    }
-
-    fn can_answer(&self) -> bool {
-        self.is_interactive() && !self.open_asks.is_empty()
-    }
-
     /// Prints the prompt for the oldest open ask.
     fn prompt_for_answer(&self) {
-        if let Some(ask) = self.open_asks.first().filter(|_| self.can_answer()) {
+        if let Some(ask) = self.open_asks.awaiting_answer() {
             self.out.print_stderr(&ask::answer_prompt(ask));
         }
-    }
-
-    /// Handles a line that was typed while an ask is open.
-    async fn handle_line(&mut self, line: Option<String>) -> Result<()> {
-        let Some(line) = line else {
-            // Stdin has ended; the ask can still be answered from elsewhere.
-            self.stdin.tty = false;
-            for ask in &self.open_asks {
-                self.out.print_stderr(&format!("\n{}", ask::answer_commands(ask)));
-            }
-            return Ok(());
-        };
-        self.out.line_was_typed();
-        let Some(ask) = self.open_asks.first().cloned() else { return Ok(()) };
-        match ask::parse_answer(&ask, &line) {
-            Ok(request) => self.send_answer(&ask, &request).await,
-            Err(hint) => {
-                self.out.print_stderr(&hint);
-                if hint.ends_with('\n') {
-                    self.prompt_for_answer();
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Answers an ask. A refusal (already answered, not an option) is printed and does not end the verb.
-    async fn send_answer(&mut self, ask: &Ask, request: &AnswerRequest) -> Result<()> {
-        match answer::post_answer(self.client, ask.id.as_str(), request).await {
-            Ok(_) => self.open_asks.retain(|other| other.id != ask.id),
-            Err(CliFailure::Refused(refusal)) => {
-                self.out.print_note(&refusal.error.message);
-                self.prompt_for_answer();
-            }
-            Err(failure) => return Err(failure),
-        }
-        Ok(())
     }
 
     /// Requests the cancel; `run.finished` follows when the run has ended.

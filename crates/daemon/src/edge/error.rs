@@ -26,6 +26,9 @@ impl From<ApiError> for HttpError {
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let code = self.0.code;
+        if std::error::Error::source(&self.0).is_some() {
+            log_failure(&self.0);
+        }
         let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, json_response(&ErrorBody::from(self.0))).into_response();
         let headers = response.headers_mut();
@@ -36,6 +39,28 @@ impl IntoResponse for HttpError {
         }
         response
     }
+}
+
+/// Logs a failure of the daemon itself with everything that caused it; the client is told the message alone. A bug is
+/// an error, and a disk that fails is a warning: the next request may succeed.
+fn log_failure(error: &ApiError) {
+    let (code, error) = (error.code, error_chain(error));
+    match code {
+        ErrorCode::Internal => tracing::error!(code = code.as_str(), error, "a request failed"),
+        _ => tracing::warn!(code = code.as_str(), error, "a request failed"),
+    }
+}
+
+/// An error and everything that caused it, from the outside in. A cause that its effect already quotes is left out.
+fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut chain = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let cause = cause.to_string();
+        if !chain.contains(&cause) {
+            chain.push_str(&format!(": {cause}"));
+        }
+    }
+    chain
 }
 
 /// A JSON body, of a request or a response.
@@ -196,6 +221,17 @@ mod tests {
         assert_eq!(take(Some("text/plain"), "").await.unwrap().0, TestJsonBody::default());
         assert_eq!(take(None, r#"{"dish":"soup"}"#).await.unwrap().0.dish, "soup");
         assert_eq!(take(None, "nonsense").await.unwrap_err().0.code, ErrorCode::InvalidRequest);
+    }
+
+    #[tokio::test]
+    async fn the_cause_of_a_failure_is_for_the_log_and_not_for_the_client() {
+        let disk = std::io::Error::other(ApiError::new(ErrorCode::Internal, "sector 7"));
+        let error = ApiError::new(ErrorCode::StorageFailed, "one sentence").with_source(disk);
+        assert_eq!(error_chain(&error), "one sentence: sector 7");
+        let quoting = ApiError::caused_by(ErrorCode::Internal, std::io::Error::other("sector 7"));
+        assert_eq!(error_chain(&quoting), "sector 7");
+        let body = HttpError(error).into_response().into_body().collect().await.unwrap().to_bytes();
+        assert!(!String::from_utf8(body.to_vec()).unwrap().contains("sector"));
     }
 
     #[tokio::test]

@@ -22,6 +22,7 @@ use super::{FleetAddress, delivery, fleet_row};
 use crate::actor::encode_failed;
 use crate::clock::read_clocks;
 use crate::daemon::{Daemon, append_failed, read_failed};
+use crate::http::unreadable_row;
 use crate::random;
 use crate::registry::ActorMailbox;
 
@@ -94,11 +95,7 @@ impl Drop for FleetActorGuard {
 
 /// Loads a fleet from the journal.
 async fn load(daemon: &Daemon, fleet: &FleetAddress) -> Result<FleetState, ApiError> {
-    let unreadable = |error: serde_json::Error| {
-        let message =
-            format!("fleet {} could not be read from the journal: {error}; see `qd doctor`", fleet.id);
-        ApiError::new(ErrorCode::Internal, message)
-    };
+    let unreadable = |error| unreadable_row("fleet", &fleet.id)(error);
     let loaded = daemon.journal.load(fleet.key).await.map_err(read_failed)?;
     let mut state: Option<FleetState> = None;
     for stored in &loaded.events {

@@ -265,7 +265,7 @@ fn member_settings(name: &str, member: &FleetMember, env: BTreeMap<String, Strin
 }
 
 /// Names the member session that was refused.
-fn member_error(name: &str, error: ApiError) -> ApiError {
-    let message = format!("session `{name}`: {}", error.message);
-    ApiError { message, ..error }.with_detail("session", name)
+fn member_error(name: &str, mut error: ApiError) -> ApiError {
+    error.message = format!("session `{name}`: {}", error.message);
+    error.with_detail("session", name)
 }

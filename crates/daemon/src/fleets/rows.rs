@@ -7,11 +7,12 @@ use qd_core::rows::SessionDoc;
 use qd_journal::{FleetRow, RowChange, SessionRow};
 use qd_protocol::api::SessionStatus;
 use qd_protocol::fleet::{Fleet, FleetSession, FleetStatus};
-use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkspaceId};
+use qd_protocol::{ApiError, Millis, SessionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 use super::FleetAddress;
 use crate::actor::encode_failed;
+use crate::http::unreadable_row;
 
 /// The part of a fleet's row that never changes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -90,11 +91,7 @@ pub(super) fn fleet_view(
     row: &FleetRow,
     state_of: impl Fn(&SessionId) -> Option<SessionStatus>,
 ) -> Result<Fleet, ApiError> {
-    let unreadable = |error: serde_json::Error| {
-        let message =
-            format!("fleet {} could not be read from the journal: {error}; see `qd doctor`", row.id);
-        ApiError::new(ErrorCode::Internal, message)
-    };
+    let unreadable = |error| unreadable_row("fleet", &row.id)(error);
     let origin = row.created_with.as_deref().unwrap_or_default();
     let FleetOriginDoc { workspace_id, task, sessions, created_at } =
         serde_json::from_slice(origin).map_err(unreadable)?;

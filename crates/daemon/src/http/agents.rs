@@ -157,7 +157,7 @@ async fn run_blocking_trust<T: Send + 'static>(
             ApiError::new(ErrorCode::InvalidValue, error.to_string())
         }
         TrustError::Unwritable(..) | TrustError::Bad(..) => {
-            ApiError::new(ErrorCode::StorageFailed, error.to_string())
+            ApiError::caused_by(ErrorCode::StorageFailed, error)
         }
     })
 }

@@ -206,5 +206,5 @@ async fn with_tokens<T: Send + 'static>(
     let tokens = Arc::clone(daemon.workers.worker_tokens());
     let result =
         tokio::task::spawn_blocking(move || operation(&tokens)).await.map_err(|_| internal_error())?;
-    result.map_err(|error| ApiError::new(ErrorCode::StorageFailed, error.to_string()))
+    result.map_err(|error| ApiError::caused_by(ErrorCode::StorageFailed, error))
 }

@@ -137,7 +137,7 @@ pub(crate) fn unreadable_row(
 ) -> impl FnOnce(serde_json::Error) -> ApiError {
     move |error| {
         let message = format!("{what} {id} could not be read from the journal: {error}; see `qd doctor`");
-        ApiError::new(ErrorCode::Internal, message)
+        ApiError::new(ErrorCode::Internal, message).with_source(error)
     }
 }
 

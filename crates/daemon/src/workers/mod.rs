@@ -9,7 +9,6 @@ mod session_tokens;
 mod worker_tokens;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -543,9 +542,6 @@ impl WorkerKeys {
         mac.update(purpose.as_bytes());
         mac.update(b":");
         mac.update(name.as_bytes());
-        mac.finalize().into_bytes().iter().fold(String::new(), |mut text, byte| {
-            write!(text, "{byte:02x}").expect("a string takes what it is given");
-            text
-        })
+        hex::encode(mac.finalize().into_bytes())
     }
 }

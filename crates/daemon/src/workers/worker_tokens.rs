@@ -158,22 +158,16 @@ impl fmt::Debug for WorkerTokenStore {
 
 impl Serialize for WorkerTokenHash {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        serializer.serialize_str(&text)
+        serializer.serialize_str(&hex::encode(self.0))
     }
 }
 
 impl<'de> Deserialize<'de> for WorkerTokenHash {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let bad = || serde::de::Error::custom("a SHA-256 is 64 hexadecimal digits");
-        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(bad());
-        }
         let mut bytes = [0; 32];
-        for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).map_err(|_| bad())?;
-        }
+        hex::decode_to_slice(text, &mut bytes)
+            .map_err(|_| serde::de::Error::custom("a SHA-256 is 64 hexadecimal digits"))?;
         Ok(Self(bytes))
     }
 }

@@ -80,10 +80,8 @@ impl Daemon {
                 .and_then(|repository| repository.worktree_origin(base.as_deref(), stop));
             let origin = origin.map_err(worktree_refused)?;
             let root = root.canonicalize().map_err(|error| {
-                ApiError::new(
-                    ErrorCode::StorageFailed,
-                    format!("could not resolve {}: {error}", root.display()),
-                )
+                let message = format!("could not resolve {}: {error}", root.display());
+                ApiError::new(ErrorCode::StorageFailed, message).with_source(error)
             })?;
             match (root.to_str(), origin.repository.top.to_str()) {
                 (Some(_), Some(_)) => Ok(WorktreeLayout { origin, root }),

@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use http_body_util::BodyExt;
@@ -13,6 +13,7 @@ use hyper::header::HeaderValue;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -116,7 +117,7 @@ impl FakeModelServer {
             self.log.add(request_record(api, &path, true, &model_request)).finish();
             return json_response(200, &count);
         }
-        let plan = self.script.lock().unwrap_or_else(PoisonError::into_inner).plan(&model_request);
+        let plan = self.script.lock().plan(&model_request);
         let entry = self.log.add(request_record(api, &path, model_request.is_side_call(), &model_request));
         let id = format!("{:08x}", self.log.read(|contents| contents.requests.len()));
         run_plan(plan, entry, encoder_for(api, id, model_request.model), model_request.stream).await

@@ -1,9 +1,11 @@
 //! The rendered text of a conversation, event by event.
 
+use qd_protocol::policy::Risk;
 use qd_protocol::{Millis, Seq};
 use serde_json::json;
 
 use super::*;
+use crate::render::ask::tests::permission;
 
 fn event(kind: &str, data: Value) -> Event {
     Event {
@@ -147,4 +149,47 @@ fn a_terminal_gets_no_escape_sequence_of_an_agent() {
 #[test]
 fn an_unknown_kind_and_data_of_another_shape_add_nothing() {
     assert_eq!(screen(&[event("comet.sighted", json!({})), event("text.delta", json!([1]))]), "");
+}
+
+/// One of every event that people see, in an order that could happen.
+fn long_conversation() -> Vec<Event> {
+    let mut ask = serde_json::to_value(permission(Risk::Medium)).unwrap();
+    ask["ask_id"] = ask["id"].clone();
+    let mut resolved = ask.clone();
+    resolved["state"] = json!("answered");
+    resolved["answer"] = json!({"decision": "deny", "reason": "use git pull"});
+    resolved["by"] = json!("user");
+    let plan = json!([{"content": "read", "status": "completed"}, {"content": "write"}]);
+    let prompt = json!([{"type": "text", "text": "fix the test\nand push"}]);
+    vec![
+        event("message.created", json!({"message_id": "m1", "role": "user", "parts": prompt})),
+        event("run.queued", json!({"reason": "capacity", "position": 1})),
+        event("run.started", json!({})),
+        event("thought.delta", json!({"text": "The test is old."})),
+        event("plan.updated", json!({"entries": plan})),
+        delta("I read it first."),
+        event("tool.started", json!({"call_id": "c", "name": "Bash", "input": {"command": "cargo test"}})),
+        event("tool.finished", json!({"call_id": "c", "output": "1 failed\nhint", "is_error": true})),
+        event("ask.opened", ask),
+        event("ask.resolved", resolved),
+        event("steer.accepted", json!({"text": "only the test"})),
+        event("steer.missed", json!({"steer": 7, "next_run_id": "run_2"})),
+        event("notice.shown", json!({"text": "context compacted"})),
+        delta("Fixed."),
+        event("run.cancel_requested", json!({"by": "user", "reason": "Ctrl-C"})),
+        finished("cancelled", "Fixed."),
+        event("text.delta", json!({"text": "too late", "after_run": "run_1"})),
+        event("session.closed", json!({})),
+    ]
+}
+
+#[test]
+fn a_conversation_with_everything_reads_well_on_one_screen() {
+    insta::assert_snapshot!(screen(&long_conversation()));
+}
+
+#[test]
+fn a_conversation_with_everything_keeps_the_answer_apart() {
+    let (answer, aside) = shown(false, &long_conversation());
+    insta::assert_snapshot!(format!("stdout:\n{answer}\nstderr:\n{aside}"));
 }

@@ -138,10 +138,8 @@ async fn inherit_from_parent(
     new.policy = Some(restrict_policy(&parent.policy, new.policy.take())?);
     new.parent = Some(own.id.clone());
     let env = daemon.home.session_env(&own.id).map_err(|error| {
-        ApiError::new(
-            ErrorCode::StorageFailed,
-            format!("could not read the variables of {}: {error}", own.id),
-        )
+        let message = format!("could not read the variables of {}: {error}", own.id);
+        ApiError::new(ErrorCode::StorageFailed, message).with_source(error)
     })?;
     new.env = match new.agent == parent.agent {
         true => env,
