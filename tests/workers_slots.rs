@@ -16,9 +16,15 @@ pub(crate) async fn start_working(session: &TestSession) -> String {
     run
 }
 
+/// Waits until a run is queued because no slot is free.
 pub(crate) async fn is_queued_for_capacity(session: &TestSession, run: &str) {
     let queued = session.wait_for_run_event(run, "run.queued").await;
     assert_eq!(queued.data["reason"], "capacity");
+}
+
+/// The same for a run that has never started.
+async fn waits_unstarted(session: &TestSession, run: &str) {
+    is_queued_for_capacity(session, run).await;
     assert_eq!(session.run(run).await["started_at"], json!(null));
 }
 
@@ -30,7 +36,7 @@ async fn the_third_of_two_agents_waits_and_starts_when_one_is_done() {
     let first = start_working(&one).await;
     let second = start_working(&two).await;
     let third = three.prompt_script(&[say("at last")]).await;
-    is_queued_for_capacity(&three, &third).await;
+    waits_unstarted(&three, &third).await;
     assert!(three.show().await["busy"].as_bool().unwrap());
     one.steer("go").await;
     assert_eq!(one.wait(&first).await["finish_reason"], "end_turn");
@@ -56,7 +62,7 @@ async fn those_who_wait_start_in_order() {
     for _ in 0..4 {
         let session = daemon.session("script").await;
         let run = session.prompt_script(&[say("x"), sleep(50)]).await;
-        is_queued_for_capacity(&session, &run).await;
+        waits_unstarted(&session, &run).await;
         waiting.push((session, run));
     }
     one.steer("go").await;
@@ -84,7 +90,7 @@ async fn a_run_that_waits_for_a_person_does_not_count() {
     start_working(&works_on).await;
     let beside = start_working(&third).await;
     let over = fourth.prompt_script(&[say("last")]).await;
-    is_queued_for_capacity(&fourth, &over).await;
+    waits_unstarted(&fourth, &over).await;
     daemon.client().answer_ask(&ask, &json!({ "value": "yes" })).await.expect(200);
     assert_eq!(asks.wait(&asking).await["text"], "yes done", "and it continues although no slot is free");
     third.steer("go").await;
@@ -120,9 +126,9 @@ async fn a_run_that_waits_for_room_can_be_cancelled_and_survives_a_kill() {
     let first = start_working(&one).await;
     start_working(&two).await;
     let third = three.prompt_script(&[say("never")]).await;
-    is_queued_for_capacity(&three, &third).await;
+    waits_unstarted(&three, &third).await;
     let fourth = four.prompt_script(&[say("at last")]).await;
-    is_queued_for_capacity(&four, &fourth).await;
+    waits_unstarted(&four, &fourth).await;
     daemon.restart().await;
     three.cancel().await;
     assert_eq!(three.wait(&third).await["finish_reason"], "cancelled");
@@ -241,7 +247,7 @@ async fn without_memory_an_idle_agent_gives_way_and_a_prompt_is_answered_at_once
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
     let first = start_working(&one).await;
     let second = two.prompt_script(&[say("at last")]).await;
-    is_queued_for_capacity(&two, &second).await;
+    waits_unstarted(&two, &second).await;
     one.steer("go").await;
     assert_eq!(one.wait(&first).await["finish_reason"], "end_turn", "one agent is always allowed");
     assert_eq!(two.wait(&second).await["text"], "at last");
@@ -256,7 +262,7 @@ async fn a_halt_over_those_who_wait_for_room_keeps_nobody_from_an_answer() {
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
     let first = start_working(&one).await;
     let second = two.prompt_script(&[say("second")]).await;
-    is_queued_for_capacity(&two, &second).await;
+    waits_unstarted(&two, &second).await;
     daemon.qd(&["halt", "--cancel", "enough"]).await.ok();
     assert_eq!(one.wait(&first).await["finish_reason"], "cancelled");
     let third = two.prompt_script(&[say("third")]).await;
