@@ -1,7 +1,7 @@
 //! A suspended run waits for the sessions that it started, needs no process meanwhile, and is resumed once with their
 //! results.
 
-use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::json;
 
 /// A run that waits for a steer and then suspends itself, so a test can create children first.
@@ -154,16 +154,18 @@ async fn a_cancel_ends_it_and_its_children_at_once() {
 async fn it_leaves_no_process_of_its_own_and_none_of_an_earlier_run_is_ended() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let server = session.run_script(&[spawn_detached(&["sleep", "600"])]).await;
+    session.run_script(&[spawn_detached(&["sleep", "600"])]).await;
     let run = session
         .prompt_script(&[spawn_detached(&["sleep", "601"]), await_steer(600_000), suspend(), say("after")])
         .await;
-    let pid = session.wait_for_run_event(&run, "text.delta").await.data["text"].clone();
-    let find = |text: &serde_json::Value| {
-        let pid = text.as_str().unwrap().trim().strip_prefix("pid ").unwrap().parse().unwrap();
-        qd_testkit::ObservedProcess::find(pid).unwrap()
+    let sleeping = async |seconds: &str| {
+        poll_until("the process", async || {
+            let mut processes = daemon.home.agent_processes().into_iter();
+            processes.find(|process| process.args == ["sleep", seconds])
+        })
+        .await
     };
-    let (server, sleeper) = (find(&server["text"]), find(&pid));
+    let (server, sleeper) = (sleeping("600").await, sleeping("601").await);
     let _children = children(&session).await;
     session.steer("go").await;
     is_suspended(&session, &run).await;
