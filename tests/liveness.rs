@@ -92,7 +92,7 @@ async fn a_suspended_run_gets_an_agent_with_the_model_that_was_set_meanwhile() {
 #[tokio::test]
 async fn an_agent_that_rests_beside_a_leftover_starts_again_when_a_slot_is_free() {
     let daemon = TestDaemon::start_with_settings("max_agents = 2\nidle_s = 1\n").await;
-    let env = json!({ "SCRIPT_READY_MS": "2000" });
+    let env = json!({ "SCRIPT_READY_MS": "6000" });
     let rests = daemon.session_with(json!({ "agent": "script", "env": env })).await;
     let left = rests.run_script(&[spawn(&["sleep", "600"])]).await;
     let text = left["text"].as_str().unwrap();
@@ -107,12 +107,16 @@ async fn an_agent_that_rests_beside_a_leftover_starts_again_when_a_slot_is_free(
     tokio::time::sleep(Duration::from_secs(2)).await;
     let used = process.used_ticks().unwrap() - before;
     assert!(used < 50, "a session that waits costs nothing, but its daemon used {used} ticks");
-    // Both slots become free while its agent starts.
+    // The first slot that becomes free starts its agent, which takes its time. The second becomes free meanwhile, and
+    // then something wakes the session: it must not wait for a slot any more.
     one.steer("go").await;
-    two.steer("go").await;
     assert_eq!(one.wait(&first).await["finish_reason"], "end_turn");
+    two.steer("go").await;
     assert_eq!(two.wait(&second).await["finish_reason"], "end_turn");
+    two.wait_for_event("its rest", |event| event.kind == "worker.exited").await;
+    let next = rests.prompt_script(&[say("again")]).await;
     assert_eq!(rests.wait(&run).await["text"], "back");
+    assert_eq!(rests.wait(&next).await["text"], "again");
     journal_rules::check(&rests.events().await);
 }
 
