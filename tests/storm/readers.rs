@@ -90,6 +90,11 @@ async fn notice(deck: &StormDeck, event: &TestEvent) {
         deck.record(|record| match event.kind.as_str() {
             "run.started" => _ = record.running.insert(session.clone()),
             "run.finished" => _ = record.running.remove(session),
+            "session.created"
+                if event.data["agent"].as_str().is_some_and(|agent| agent.starts_with("worker:")) =>
+            {
+                _ = record.foreign.insert(session.clone());
+            }
             _ => {}
         });
     }
@@ -101,6 +106,10 @@ async fn notice(deck: &StormDeck, event: &TestEvent) {
             else {
                 return;
             };
+            // A worker that somebody else runs ends its processes in its own time, after we have closed the connection.
+            if event.session_id.as_ref().is_some_and(|id| deck.record(|record| record.foreign.contains(id))) {
+                return;
+            }
             let argument = sleeper_argument(number);
             let all = tokio::task::spawn_blocking(processes::all_processes).await.unwrap_or_default();
             for process in all.iter().filter(|process| process.args.get(1) == Some(&argument)) {

@@ -80,6 +80,8 @@ pub(crate) struct StormRecord {
     pub(crate) parents: BTreeMap<String, String>,
     /// Sessions with a run that has started and not ended, as far as the watcher knows.
     pub(crate) running: BTreeSet<String>,
+    /// Sessions whose agent is behind a worker that somebody else runs.
+    pub(crate) foreign: BTreeSet<String>,
     /// The session to which each marked prompt, steer or message was sent.
     pub(crate) markers: BTreeMap<u64, String>,
     /// Everything that the watcher saw, in order.

@@ -2,6 +2,7 @@
 //! and the endpoint continues meanwhile.
 
 use std::convert::Infallible;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,10 @@ pub(super) async fn sync_spool_while_detached(shared: Arc<EndpointShared>) -> Re
                 }
                 match synced {
                     Ok(Ok(())) => {}
+                    // The daemon has given the session up; the owner of the endpoint notices that as well, and ends it.
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                        tracing::debug!("the spool was removed");
+                    }
                     Ok(Err(error)) => tracing::error!(%error, "failed to sync the spool"),
                     Err(_) => return Err(TaskStuck("syncing the spool panicked")),
                 }

@@ -39,6 +39,8 @@ const LAST_ACK_WAIT: Duration = Duration::from_secs(2);
 const DEAD_TASK_ACK_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two checks of the spool for the agent's last update.
 const SPOOL_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// The pause between two checks whether the spool was removed.
+const SPOOL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct SessionHost {
@@ -95,8 +97,24 @@ impl SessionHost {
         }
     }
 
-    /// Runs the session until the daemon has acknowledged all of it, or no daemon comes for it.
+    /// Runs the session until the daemon has acknowledged all of it, or no daemon comes for it. A daemon that removes the
+    /// spool has given the session up: it ends like one that is closed.
     pub(super) async fn run(self) {
+        let (status, spool_dir) = (self.endpoint.watch_status(), self.spool_dir.clone());
+        let (worker, shutdown) = (self.spec.worker.clone(), self.shutdown.clone());
+        let end_if_given_up = async {
+            wait_for_spool_removal(&spool_dir, status).await;
+            tracing::info!(%worker, "the spool was removed, so the session ends");
+            shutdown.cancel();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = self.run_until_acknowledged() => {}
+            () = end_if_given_up => {}
+        }
+    }
+
+    async fn run_until_acknowledged(self) {
         let (host, endpoint, spool_dir) =
             (Arc::clone(&self.host), self.endpoint.clone(), self.spool_dir.clone());
         let (worker, shutdown) = (self.spec.worker.clone(), self.shutdown.clone());
@@ -354,6 +372,19 @@ async fn wait_for_spooled_end(spool_dir: &Path) {
     };
     if tokio::time::timeout(LAST_ACK_WAIT, poll).await.is_err() {
         tracing::warn!(path = %spool_dir.display(), "failed to store the last updates of an agent in its spool");
+    }
+}
+
+/// Waits until the spool's folder is gone while no daemon is attached. An attached daemon tells us itself what it wants.
+async fn wait_for_spool_removal(spool_dir: &Path, mut state: watch::Receiver<WorkerEndpointStatus>) {
+    loop {
+        if state.wait_for(|state| !state.attached).await.is_err() {
+            return std::future::pending().await;
+        }
+        if matches!(spool_dir.try_exists(), Ok(false)) {
+            return;
+        }
+        tokio::time::sleep(SPOOL_CHECK_INTERVAL).await;
     }
 }
 

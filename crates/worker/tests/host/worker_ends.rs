@@ -2,6 +2,7 @@
 //! updates are lost.
 
 use qd_keeper::{Signal, procfs};
+use qd_link::FileSpool;
 use qd_link::record::{is_worker_alive, read_records};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnStopReason, TurnUpdate};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -31,6 +32,18 @@ async fn a_worker_that_is_killed_leaves_what_it_said_and_nothing_alive() {
     let (updates, gone) = late.wait_for_loss().await;
     assert_eq!(gone, AgentExitReason::Lost);
     assert_eq!(updates.len(), 1, "what was not known to be journalled: {updates:?}");
+}
+
+#[tokio::test]
+async fn a_worker_whose_spool_was_removed_ends_with_its_processes() {
+    let (mut worker, mut daemon) = WorkerUnderTest::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", BUSY);
+    daemon.wait_for_text("begun").await;
+    drop(daemon);
+    FileSpool::remove(&FileSpool::folder(worker.home.path(), &spec.worker)).unwrap();
+    worker.wait_for_exit().await;
+    wait_until_all_exited(&spec).await;
 }
 
 #[tokio::test]
