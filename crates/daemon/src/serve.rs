@@ -25,7 +25,7 @@ use crate::workers::{WorkerTimeouts, Workers};
 pub struct ServeOptions {
     /// `--home`.
     pub home: Option<PathBuf>,
-    /// `--listen`, as written. If empty, the configured addresses, else the default socket alone.
+    /// `--listen`, as written. If empty, the configured addresses apply.
     pub listen: Vec<String>,
     /// `--allow-host`.
     pub allow_host: Vec<String>,
@@ -83,6 +83,17 @@ fn faults_from_env() -> Option<Arc<FaultInjector>> {
     Some(Arc::new(FaultInjector::crashing_at(InjectedCrash { append, after_commit: setting.ends_with('+') })))
 }
 
+/// Adds the home's socket unless another one is named: the command line of this machine needs one. TCP addresses come
+/// first, because whoever starts a daemon reads its port from the first line.
+fn with_socket(mut addresses: Vec<ListenAddress>, home: &DaemonHome) -> Vec<ListenAddress> {
+    let is_socket = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
+    if !addresses.iter().any(is_socket) {
+        addresses.push(ListenAddress::Unix(home.socket()));
+    }
+    addresses.sort_by_key(is_socket);
+    addresses
+}
+
 async fn run(
     options: ServeOptions,
     exe: PathBuf,
@@ -92,14 +103,9 @@ async fn run(
     let home = DaemonHome::resolve(options.home);
     home.prepare()?;
     let config = DaemonConfig::load(&home)?;
-    let mut listen =
+    let given =
         options.listen.iter().map(|text| text.parse::<ListenAddress>()).collect::<Result<Vec<_>, _>>()?;
-    if listen.is_empty() {
-        listen = config.listen.value.clone();
-    }
-    if listen.is_empty() {
-        listen.push(ListenAddress::Unix(home.socket()));
-    }
+    let listen = with_socket(if given.is_empty() { config.listen.value.clone() } else { given }, &home);
     let mut allow_host = config.allow_host.value.clone();
     allow_host.extend(options.allow_host);
 
