@@ -128,20 +128,15 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
         /// Session id, session title or run id
         id: String,
     },
-    /// Wait until sessions or runs are finished
+    /// Wait until sessions, runs or fleets are finished
     #[command(after_help = "Examples:
   qd wait nightly && make release
-  qd wait --timeout 600 ses_4k ses_9b
+  qd wait --timeout 600 ses_4k flt_9b
+  qd wait --on-ask fail nightly         for scripts: stop waiting when a person is needed
 
-If several runs were waited for, the exit code is the highest of theirs.")]
-    Wait {
-        /// Sessions or runs
-        #[arg(required = true, value_name = "ID")]
-        ids: Vec<String>,
-        /// Stop waiting after this many seconds, with exit code 124
-        #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-        timeout: Option<f64>,
-    },
+The exit code is 0 only if every run that was waited for ended well; otherwise it is the highest of theirs.
+For a session that is idle already, it is that of its last run. What is waited for goes to stderr.")]
+    Wait(WaitArgs),
     /// Cancel a session's current and queued runs, or a single run
     #[command(after_help = "Examples:
   qd cancel nightly
@@ -258,8 +253,8 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
     Answer {
         /// Id of the ask, as `qd asks` lists it
         ask: String,
-        /// Your answer
-        #[arg(allow_hyphen_values = true)]
+        /// Your answer. Put `--` before one that begins with a dash
+        #[arg(allow_negative_numbers = true)]
         value: String,
     },
     /// Test permission policies against past requests
@@ -329,8 +324,17 @@ An address that other machines can reach needs --token, --tls-cert and --tls-key
         #[arg(long)]
         workers: bool,
     },
-    /// Show the effective settings and where each comes from
-    Config,
+    /// Show the effective settings and where each comes from, or change one
+    #[command(after_help = "Examples:
+  qd config
+  qd config set agent claude            the agent of `qd run` without --agent
+  qd config unset agent
+
+`set` and `unset` change config.toml in the home. docs/operations.md lists all keys.")]
+    Config {
+        #[command(subcommand)]
+        verb: Option<ConfigVerb>,
+    },
     /// Show disk usage and delete old closed sessions
     #[command(after_help = "Examples:
   qd gc
@@ -373,6 +377,24 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     Man {
         /// Directory to write one page per verb into; without it, the main page goes to stdout
         dir: Option<PathBuf>,
+    },
+}
+
+/// `qd config`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigVerb {
+    /// Change a setting
+    Set {
+        /// Key, as `qd config` lists it
+        key: String,
+        /// New value: a word, a number, or any TOML value
+        #[arg(allow_negative_numbers = true)]
+        value: String,
+    },
+    /// Remove a setting from the home's file, so that its default applies
+    Unset {
+        /// Key, as `qd config` lists it
+        key: String,
     },
 }
 
@@ -498,6 +520,29 @@ pub(crate) struct JoinArgs {
     pub(crate) agent: Vec<String>,
 }
 
+/// `qd wait`.
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Sessions, runs or fleets
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) ids: Vec<String>,
+    /// Stop waiting after this many seconds, with exit code 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) timeout: Option<f64>,
+    /// What to do when a run waits for a person
+    #[arg(long, value_enum, value_name = "ACTION", default_value_t = OnAskWhileWaiting::Wait)]
+    pub(crate) on_ask: OnAskWhileWaiting,
+}
+
+/// What `qd wait` does when something that it waits for opens an ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnAskWhileWaiting {
+    /// Say so, and wait for the answer
+    Wait,
+    /// Say so, and exit with 1; the run stays as it is
+    Fail,
+}
+
 /// `qd up`.
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
@@ -520,7 +565,7 @@ pub(crate) struct UpArgs {
 /// `qd run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Agent to run [default: the configured one, else the only one installed, else echo]
+    /// Agent to run [default: the configured one, else the only one installed]
     #[arg(long, short, value_name = "AGENT", conflicts_with = "session")]
     pub(crate) agent: Option<String>,
     /// Start in the background and print the session's id
@@ -544,14 +589,13 @@ pub(crate) struct RunArgs {
     /// Work in a new git worktree on a new branch, apart from your checkout
     #[arg(long, conflicts_with = "session")]
     pub(crate) worktree: bool,
-    /// What to do when the agent asks for permission or has a question
-    #[arg(long, value_enum, value_name = "ACTION", default_value_t = OnAskAction::Wait)]
-    pub(crate) on_ask: OnAskAction,
+    /// What to do when the agent asks for permission or has a question [default: wait on a terminal, else exit]
+    #[arg(long, value_enum, value_name = "ACTION")]
+    pub(crate) on_ask: Option<OnAskAction>,
     /// Cancel the run after this many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<f64>,
-    /// The prompt; `-` reads it from stdin
-    #[arg(allow_hyphen_values = true)]
+    /// The prompt; `-` reads it from stdin. Put `--` before one that begins with a dash
     pub(crate) prompt: String,
 }
 
@@ -564,6 +608,8 @@ pub(crate) enum OnAskAction {
     Deny,
     /// Cancel the run and exit with 1
     Fail,
+    /// Exit with 1 and leave the run waiting for an answer
+    Exit,
 }
 
 /// `qd serve`.
@@ -627,7 +673,7 @@ mod tests {
 
     #[test]
     fn a_prompt_may_be_a_dash_or_json() {
-        for prompt in ["-", "[{\"say\":\"hi\"}]", "-v is a flag, is it not?"] {
+        for prompt in ["-", "[{\"say\":\"hi\"}]"] {
             let Ok(CommandLine { verb: CliVerb::Run(run), .. }) =
                 parse(&["run", "--agent", "script", prompt])
             else {
@@ -635,6 +681,24 @@ mod tests {
             };
             assert_eq!(run.prompt, prompt);
         }
+    }
+
+    #[test]
+    fn an_unknown_flag_is_no_prompt_and_two_dashes_end_the_flags() {
+        for line in [
+            &["run", "-a", "echo", "--hlep"][..],
+            &["run", "-v is a flag"],
+            &["send", "nightly", "--seer"],
+            &["answer", "ask_1", "--yes"],
+        ] {
+            let error = parse(line).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{line:?}");
+            assert_eq!(error.exit_code(), 2);
+        }
+        let CliVerb::Run(run) = parse(&["run", "-a", "echo", "--", "--hlep"]).unwrap().verb else { panic!() };
+        assert_eq!(run.prompt, "--hlep");
+        let CliVerb::Answer { value, .. } = parse(&["answer", "ask_1", "-3"]).unwrap().verb else { panic!() };
+        assert_eq!(value, "-3");
     }
 
     #[test]

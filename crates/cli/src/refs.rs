@@ -8,12 +8,24 @@ use qd_protocol::{RunId, SessionId};
 
 use crate::client::{DaemonClient, percent_encode};
 use crate::failure::{CliFailure, Result};
+use crate::render::text;
+
+/// How much of a title is shown in the list of an ambiguous reference.
+const TITLE_CHARS: usize = 40;
 
 /// A whole session, or one of its runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SessionOrRun {
     Session(ResolvedSession),
     Run(ResolvedSession, RunId),
+}
+
+/// What a person can watch or wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WatchTarget {
+    Session(ResolvedSession),
+    Run(ResolvedSession, RunId),
+    Fleet(ResolvedFleet),
 }
 
 /// A session and its workspace.
@@ -76,6 +88,20 @@ pub(crate) async fn resolve_target(client: &DaemonClient, text: &str) -> Result<
     Ok(SessionOrRun::Run(session, RunId::parse(&found.id).map_err(anyhow::Error::from)?))
 }
 
+/// Resolves a session, a run or a fleet.
+pub(crate) async fn resolve_watch_target(client: &DaemonClient, text: &str) -> Result<WatchTarget> {
+    let kinds = [ReferenceKind::Session, ReferenceKind::Run, ReferenceKind::Fleet];
+    let found = resolve_one(client, text, &kinds).await?;
+    match found.kind {
+        ReferenceKind::Fleet => Ok(WatchTarget::Fleet(fleet_of_match(found))),
+        ReferenceKind::Run => {
+            let run = RunId::parse(&found.id).map_err(anyhow::Error::from)?;
+            Ok(WatchTarget::Run(session_of_match(&found)?, run))
+        }
+        _ => Ok(WatchTarget::Session(session_of_match(&found)?)),
+    }
+}
+
 /// A fleet and its workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResolvedFleet {
@@ -92,8 +118,11 @@ impl ResolvedFleet {
 
 /// Resolves a fleet by id or id prefix.
 pub(crate) async fn resolve_fleet(client: &DaemonClient, text: &str) -> Result<ResolvedFleet> {
-    let found = resolve_one(client, text, &[ReferenceKind::Fleet]).await?;
-    Ok(ResolvedFleet { workspace: found.workspace_id.to_string(), id: found.id })
+    Ok(fleet_of_match(resolve_one(client, text, &[ReferenceKind::Fleet]).await?))
+}
+
+fn fleet_of_match(found: ReferenceMatch) -> ResolvedFleet {
+    ResolvedFleet { workspace: found.workspace_id.to_string(), id: found.id }
 }
 
 /// Resolves an ask by id or id prefix to its full id.
@@ -113,7 +142,27 @@ async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind])
             client.list(&format!("/v1/sessions?open=true&ref={}", percent_encode(text))).await?;
         found = without_closed(found, &open.into_iter().map(|session| session.id.to_string()).collect());
     }
-    choose_match(text, found, kinds)
+    match choose_match(text, found, kinds) {
+        Err(CliFailure::Usage(message)) => {
+            Err(CliFailure::Usage(describe_matches(client, text, message).await))
+        }
+        chosen => chosen,
+    }
+}
+
+/// Adds agent, state and title of each session to the list of an ambiguous reference. If they cannot be read, the list
+/// stays as it is.
+async fn describe_matches(client: &DaemonClient, reference: &str, mut message: String) -> String {
+    let path = format!("/v1/sessions?ref={}", percent_encode(reference));
+    for session in client.list::<Session>(&path).await.unwrap_or_default() {
+        let state = text::wire_name(&session.state);
+        let title = session.title.unwrap_or_default();
+        let line = format!("\n    {}", session.id);
+        let described =
+            format!("{line}  {}  {state}  {}", session.agent, text::first_line(&title, TITLE_CHARS));
+        message = message.replace(&line, described.trim_end());
+    }
+    message
 }
 
 /// Drops closed sessions if an open one matches too: a closed session keeps its title, but an open one wins.

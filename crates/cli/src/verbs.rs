@@ -3,6 +3,7 @@
 
 mod agents;
 mod answer;
+mod ask_feed;
 mod asks;
 mod attach;
 mod attach_raw;
@@ -75,7 +76,7 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Attach { id, raw: true } => attach_raw::attach_raw(context, &id).await,
         CliVerb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
         CliVerb::Logs { follow, id } => logs::logs(context, &id, follow).await,
-        CliVerb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,
+        CliVerb::Wait(flags) => wait::wait(context, &flags).await,
         CliVerb::Cancel { ids } => cancel::cancel(context, &ids).await,
         CliVerb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
         CliVerb::Diff { id, stat } => diff::diff(context, &id, stat).await,
@@ -106,7 +107,7 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
             "use `qd worker --listen ADDR --agent AGENT` or `qd worker join URL`".to_owned(),
         )),
         CliVerb::Stop { workers } => stop::stop(context, workers).await,
-        CliVerb::Config => config::config(context),
+        CliVerb::Config { verb } => config::run_config_verb(context, verb).await,
         CliVerb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,
         CliVerb::Doctor { rebuild } => doctor::doctor(context, rebuild).await,
         CliVerb::Mcp { dir } => mcp::mcp(context, dir.as_deref()).await,

@@ -122,7 +122,18 @@ pub enum ConfigError {
         line: usize,
         message: String,
     },
+    /// The changed file cannot be written.
+    #[error("could not write {path}: {source}")]
+    Unwritable { path: PathBuf, source: io::Error },
     /// The key does not exist; it is usually misspelled.
+    #[error("there is no key `{key}`; did you mean `{nearest}`?")]
+    NoSuchKey {
+        /// The key as given.
+        key: String,
+        /// The most similar valid key.
+        nearest: &'static str,
+    },
+    /// A file sets a key that does not exist.
     #[error("{path}:{line}: there is no key `{key}`; did you mean `{nearest}`?")]
     UnknownKey {
         path: PathBuf,
@@ -169,6 +180,19 @@ impl DaemonConfig {
             }
         }
         Ok(config)
+    }
+
+    /// Checks that a settings file with this text would be valid.
+    pub(crate) fn check_text(home: &DaemonHome, path: &Path, text: &str) -> Result<(), ConfigError> {
+        Self::defaults(home).apply_file(path, text)
+    }
+
+    /// Checks that there is such a key.
+    pub(crate) fn check_key(key: &str) -> Result<(), ConfigError> {
+        match KEYS.contains(&key) {
+            true => Ok(()),
+            false => Err(ConfigError::NoSuchKey { key: key.to_owned(), nearest: nearest_key(key) }),
+        }
     }
 
     /// Every key with its value and origin, in the order of the documentation.
@@ -310,7 +334,7 @@ pub fn user_config_file() -> Option<PathBuf> {
     Some(folder.join("quarterdeck/config.toml"))
 }
 
-fn read_config_file(path: &Path) -> Result<Option<String>, ConfigError> {
+pub(crate) fn read_config_file(path: &Path) -> Result<Option<String>, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
     let text = match fs::metadata(path) {
         Ok(metadata) if metadata.len() > CONFIG_FILE_MAX => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
@@ -352,24 +376,9 @@ fn line_of(text: &str, offset: usize) -> usize {
 }
 
 fn nearest_key(unknown: &str) -> &'static str {
-    KEYS.into_iter().min_by_key(|key| edit_distance(unknown, key)).expect("there are keys")
-}
-
-/// The number of characters to add, remove or change to turn one word into the other.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
     // A key can be as long as the file; characters beyond the longest key make no difference to the result.
-    for (i, a) in from.chars().take(64).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let change = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
+    let unknown: String = unknown.chars().take(64).collect();
+    KEYS.into_iter().min_by_key(|key| strsim::osa_distance(&unknown, key)).expect("there are keys")
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@
 //! - `secrets`: the tokens, keys and variables in it.
 //! - `private_files`: files and folders that only their owner can read.
 //! - `config`: the settings, and where each comes from.
+//! - `config_edit`: changes one of them.
 //! - `listen_address`: the addresses that a daemon listens on.
 
 mod config;
+mod config_edit;
 mod home;
 mod listen_address;
 mod private_files;

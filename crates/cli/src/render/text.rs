@@ -68,6 +68,12 @@ pub(crate) fn format_dollars(usd: f64) -> String {
     }
 }
 
+/// The name of a state, as in JSON.
+pub(crate) fn wire_name(state: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(state).ok();
+    value.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

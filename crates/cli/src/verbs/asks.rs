@@ -1,19 +1,14 @@
 //! `qd asks`: the open asks of all sessions, oldest first, and with `-f` new ones as they arrive.
 
-use std::collections::HashSet;
-
-use qd_protocol::event::{Ask, AskOpened};
-use qd_protocol::{AskId, Millis};
+use qd_protocol::Millis;
+use qd_protocol::event::Ask;
 
 use super::VerbContext;
+use super::ask_feed::{AskFeed, PENDING_ASKS_PATH};
 use crate::client::DaemonClient;
-use crate::client::stream::{EventStream, EventStreamItem};
 use crate::failure::{CliExitCode, Result};
 use crate::render::table::TextTable;
 use crate::render::{ask, text};
-
-const PENDING_PATH: &str = "/v1/asks?state=pending";
-const OPENED_PATH: &str = "/v1/events?kinds=ask.opened";
 
 /// Lists open asks.
 pub(crate) async fn asks(context: &VerbContext, follow: bool) -> Result<CliExitCode> {
@@ -21,7 +16,7 @@ pub(crate) async fn asks(context: &VerbContext, follow: bool) -> Result<CliExitC
     if follow {
         return follow_asks(context, &client).await;
     }
-    let asks: Vec<Ask> = client.list(PENDING_PATH).await?;
+    let asks: Vec<Ask> = client.list(PENDING_ASKS_PATH).await?;
     if context.out.json {
         context.out.print_json(&asks)?;
         return Ok(CliExitCode::Success);
@@ -47,24 +42,9 @@ pub(crate) async fn asks(context: &VerbContext, follow: bool) -> Result<CliExitC
 
 /// Prints the open asks, then every new one, each once.
 async fn follow_asks(context: &VerbContext, client: &DaemonClient) -> Result<CliExitCode> {
-    // Open the stream before reading the list, so no ask is missed in between. An ask in both is printed once.
-    let mut stream = EventStream::from_now(client, OPENED_PATH).await?;
-    let mut shown: HashSet<AskId> = HashSet::new();
-    let mut found: Vec<Ask> = client.list(PENDING_PATH).await?;
+    let mut feed = AskFeed::open(client).await?;
     loop {
-        for ask in found.drain(..) {
-            if shown.insert(ask.id.clone()) {
-                print_ask(context, &ask)?;
-            }
-        }
-        match stream.next().await? {
-            EventStreamItem::Gap => found = client.list(PENDING_PATH).await?,
-            EventStreamItem::Event(arrived) => {
-                let opened: AskOpened =
-                    serde_json::from_value(arrived.event.data).map_err(anyhow::Error::from)?;
-                found.push(opened.ask);
-            }
-        }
+        print_ask(context, &feed.next().await?)?;
     }
 }
 

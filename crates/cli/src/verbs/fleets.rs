@@ -1,7 +1,7 @@
 //! `qd ps --fleet`: lists fleets, or the sessions of one fleet.
 
 use qd_protocol::api::{Session, SessionStatus, Workspace};
-use qd_protocol::fleet::Fleet;
+use qd_protocol::fleet::{Fleet, FleetSession};
 use qd_protocol::{Millis, SessionId};
 use std::collections::HashMap;
 
@@ -32,11 +32,10 @@ pub(crate) async fn list_fleets(context: &VerbContext, name: &str) -> Result<Cli
     let now = Millis::now();
     let mut table = TextTable::new(&["ID", "STATE", "SESSIONS", "AGE", "TASK", "WORKSPACE"]);
     for (workspace, fleet) in &fleets {
-        let busy = fleet.sessions.values().filter(|session| session.state != SessionStatus::Idle).count();
         table.add_row([
             fleet.id.to_string(),
-            wire_name(&fleet.state),
-            format!("{busy}/{}", fleet.sessions.len()),
+            text::wire_name(&fleet.state),
+            count_sessions(fleet),
             text::format_age(fleet.created_at, now),
             text::first_line(&fleet.task, TASK_CHARS),
             workspace.path.clone(),
@@ -64,14 +63,14 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
             name.clone(),
             member.session_id.to_string(),
             session.map_or_else(|| "-".to_owned(), |session| session.agent.clone()),
-            wire_name(&member.state),
+            text::wire_name(&member.state),
             session.map_or_else(|| "-".to_owned(), |session| text::format_dollars(session.usage.cost_usd)),
         ]);
     }
     context.out.print_note(&format!(
         "{} {}: {}",
         view.id,
-        wire_name(&view.state),
+        text::wire_name(&view.state),
         text::first_line(&view.task, TASK_CHARS)
     ));
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
@@ -81,8 +80,13 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     Ok(CliExitCode::Success)
 }
 
-/// The name of a state, as in JSON.
-fn wire_name(state: &impl serde::Serialize) -> String {
-    let value = serde_json::to_value(state).ok();
-    value.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+/// How many sessions of a fleet work, of how many. One that has ended shows only how many it had.
+fn count_sessions(fleet: &Fleet) -> String {
+    let count = fleet.sessions.len();
+    let is_busy =
+        |session: &&FleetSession| !matches!(session.state, SessionStatus::Idle | SessionStatus::Closed);
+    match fleet.state.is_final() {
+        true => count.to_string(),
+        false => format!("{} of {count} busy", fleet.sessions.values().filter(is_busy).count()),
+    }
 }

@@ -70,7 +70,7 @@ async fn open_session(
         Some(name) => name.clone(),
         None => {
             let config = DaemonConfig::load(&context.locator.home).context("the settings are not valid")?;
-            choose_agent(config.agent.value, &agents, &context.out)
+            choose_agent(config.agent.value, &agents, &context.out)?
         }
     };
     let new = NewSession {
@@ -88,28 +88,27 @@ async fn open_session(
     Ok((ResolvedSession { workspace: workspace.id.to_string(), id: session.id }, name))
 }
 
-/// The configured agent, else the only one installed, else `echo` with a note.
-fn choose_agent(configured: Option<String>, agents: &[Agent], out: &CliOutput) -> String {
+/// The configured agent, else the only one installed. Nobody chooses among several for the user; if there is none,
+/// `echo` shows how a run looks.
+fn choose_agent(configured: Option<String>, agents: &[Agent], out: &CliOutput) -> Result<String> {
     if let Some(name) = configured {
-        return name;
+        return Ok(name);
     }
-    let mut found = agents.iter().filter(|agent| agent.available && !BUILT_IN.contains(&agent.name.as_str()));
-    match (found.next(), found.next()) {
-        (Some(only), None) => only.name.clone(),
-        (Some(first), Some(second)) => {
-            out.print_note(&format!(
-                "several agents are installed ({}, {}, …), so echo is used; choose one with --agent or `agent` in \
-                 config.toml",
-                first.name, second.name
-            ));
-            "echo".to_owned()
-        }
-        (None, _) => {
+    let is_found = |agent: &&Agent| agent.available && !BUILT_IN.contains(&agent.name.as_str());
+    let found: Vec<&str> = agents.iter().filter(is_found).map(|agent| agent.name.as_str()).collect();
+    match found[..] {
+        [] => {
             out.print_note(
                 "no agent is installed, so echo is used, which repeats your prompt; see `qd agents` for others",
             );
-            "echo".to_owned()
+            Ok("echo".to_owned())
         }
+        [only] => Ok(only.to_owned()),
+        [first, ..] => Err(CliFailure::Usage(format!(
+            "several agents are installed: {}\n    choose one for this run:  qd run --agent {first} …\n    or for all runs:          \
+             qd config set agent {first}",
+            found.join(", ")
+        ))),
     }
 }
 
@@ -140,14 +139,17 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_is_the_configured_one_else_the_only_one_found_else_echo() {
+    fn the_agent_is_the_configured_one_else_the_only_one_found_and_echo_only_where_there_is_none() {
         let out = CliOutput::new(false);
         let built_in = [agent("echo", true), agent("script", true)];
         let one = [agent("echo", true), agent("claude", true), agent("codex", false)];
         let two = [agent("echo", true), agent("claude", true), agent("codex", true)];
-        assert_eq!(choose_agent(Some("codex".to_owned()), &one, &out), "codex");
-        assert_eq!(choose_agent(None, &one, &out), "claude");
-        assert_eq!(choose_agent(None, &two, &out), "echo");
-        assert_eq!(choose_agent(None, &built_in, &out), "echo");
+        assert_eq!(choose_agent(Some("codex".to_owned()), &two, &out).unwrap(), "codex");
+        assert_eq!(choose_agent(None, &one, &out).unwrap(), "claude");
+        assert_eq!(choose_agent(None, &built_in, &out).unwrap(), "echo");
+        let refused = choose_agent(None, &two, &out).unwrap_err();
+        assert_eq!(refused.exit_code(), CliExitCode::Usage);
+        assert!(refused.to_string().contains("claude, codex"), "{refused}");
+        assert!(refused.to_string().contains("qd config set agent claude"), "{refused}");
     }
 }

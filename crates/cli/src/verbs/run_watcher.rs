@@ -28,7 +28,8 @@ pub(super) struct WatchedRun {
     pub(super) session: ResolvedSession,
     pub(super) receipt: PromptReceipt,
     pub(super) agent: String,
-    pub(super) on_ask: OnAskAction,
+    /// What `--on-ask` says. Without it, asks are answered here if that is possible.
+    pub(super) on_ask: Option<OnAskAction>,
     /// Seconds after which the run is cancelled.
     pub(super) timeout: Option<f64>,
 }
@@ -146,7 +147,7 @@ impl<'a> RunWatcher<'a> {
             }),
             Some(EventBody::RunStarted(_)) => self.set_activity("works"),
             Some(EventBody::RunCancelRequested(_)) => self.set_activity("stops"),
-            Some(EventBody::AskOpened(opened)) => self.handle_ask(opened.ask).await?,
+            Some(EventBody::AskOpened(opened)) => return self.handle_ask(opened.ask).await,
             Some(EventBody::AskResolved(resolved)) => {
                 self.open_asks.remove(&resolved.ask_id);
                 self.prompt_for_answer();
@@ -175,36 +176,54 @@ impl<'a> RunWatcher<'a> {
         }
     }
 
-    async fn handle_ask(&mut self, ask: Ask) -> Result<()> {
-        match self.watched.on_ask {
+    /// Handles a new ask; returns the exit code if the watcher leaves because of it.
+    async fn handle_ask(&mut self, ask: Ask) -> Result<Option<CliExitCode>> {
+        let default = if self.open_asks.is_interactive() { OnAskAction::Wait } else { OnAskAction::Exit };
+        match self.watched.on_ask.unwrap_or(default) {
             OnAskAction::Wait => {}
+            OnAskAction::Exit => {
+                self.show_ask(&ask);
+                self.out.print_note(&format!(
+                    "not waiting for an answer; the run goes on when it is answered: qd wait {}\n\
+                     (--on-ask wait waits here, --policy decides without you)",
+                    self.watched.session.id
+                ));
+                return Ok(Some(CliExitCode::Failed));
+            }
             OnAskAction::Deny if ask.kind == AskKind::Permission => {
                 let reason = Some("nobody is available to allow this".to_owned());
                 let request = AnswerRequest { decision: Some("deny".to_owned()), value: None, reason };
                 if self.open_asks.send_answer(&ask.id, &request).await? == AnswerOutcome::Refused {
                     self.prompt_for_answer();
                 }
-                return Ok(());
+                return Ok(None);
             }
             OnAskAction::Deny => {
                 self.out
                     .print_note("cancelling: the agent asked a question, which --on-ask deny cannot answer");
-                return self.cancel_run(WatcherStopReason::Ask, "a question met qd run --on-ask deny").await;
+                self.cancel_run(WatcherStopReason::Ask, "a question met qd run --on-ask deny").await?;
+                return Ok(None);
             }
             OnAskAction::Fail => {
                 self.out.print_note("cancelling: the agent asked (--on-ask fail)");
-                return self.cancel_run(WatcherStopReason::Ask, "qd run --on-ask fail").await;
+                self.cancel_run(WatcherStopReason::Ask, "qd run --on-ask fail").await?;
+                return Ok(None);
             }
         }
-        if self.out.json {
-            self.out.print_stderr(&ask::format_ask(&ask));
-        }
-        if !self.open_asks.is_interactive() {
-            self.out.print_stderr(&ask::answer_commands(&ask));
-        }
+        self.show_ask(&ask);
         self.open_asks.push(ask);
         self.prompt_for_answer();
-        Ok(())
+        Ok(None)
+    }
+
+    /// Prints what the transcript has not shown: with --json the ask itself, and without a terminal how to answer it.
+    fn show_ask(&self, ask: &Ask) {
+        if self.out.json {
+            self.out.print_stderr(&ask::format_ask(ask));
+        }
+        if !self.open_asks.is_interactive() {
+            self.out.print_stderr(&ask::answer_commands(ask));
+        }
     }
 
     /// Prints the prompt for the oldest open ask.

@@ -1,17 +1,24 @@
-//! `qd wait`: waits until sessions or runs are finished. The exit code is the highest of the runs that were waited for;
-//! for a session that is already idle, that of its last run.
+//! `qd wait`: waits until sessions, runs or fleets are finished, and says on stderr what it waits for. The exit code is
+//! the highest of the runs that were waited for; for a session that is already idle, that of its last run.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use qd_protocol::FinishReason;
 use qd_protocol::api::{Run, RunStatus, Session};
+use qd_protocol::event::Ask;
+use qd_protocol::fleet::{Fleet, FleetStatus};
+use qd_protocol::{FinishReason, RunId};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::VerbContext;
+use super::ask_feed::AskFeed;
+use crate::args::{OnAskWhileWaiting, WaitArgs};
 use crate::client::DaemonClient;
+use crate::client::stream::EventStream;
 use crate::failure::{CliExitCode, CliFailure, Result};
-use crate::refs::{self, ResolvedSession, SessionOrRun};
+use crate::refs::{self, ResolvedFleet, ResolvedSession, WatchTarget};
+use crate::render::ask;
 use crate::render::conversation::finish_reason_name;
 
 /// How long one request waits before it is repeated.
@@ -19,50 +26,136 @@ const REQUEST_WAIT_S: u64 = 60;
 /// How long to wait after a 429, as its `Retry-After` says.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
 
-/// Waits for all of `ids`.
-pub(crate) async fn wait(context: &VerbContext, ids: &[String], timeout: Option<f64>) -> Result<CliExitCode> {
+/// Waits for all of the targets.
+pub(crate) async fn wait(context: &VerbContext, flags: &WaitArgs) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut targets = Vec::new();
-    for id in ids {
-        targets.push(refs::resolve_target(&client, id).await?);
+    for id in &flags.ids {
+        targets.push(refs::resolve_watch_target(&client, id).await?);
     }
-    let all = wait_for_all(context, &client, &targets);
-    let Some(seconds) = timeout else { return all.await };
+    let all = async {
+        tokio::select! {
+            exit = wait_for_all(context, &client, &targets) => exit,
+            exit = report_asks(context, &client, &targets, flags.on_ask) => exit,
+        }
+    };
+    let Some(seconds) = flags.timeout else { return all.await };
     match timeout_at(Instant::now() + Duration::from_secs_f64(seconds), all).await {
         Ok(result) => result,
         Err(_) => Err(CliFailure::TimedOut(format!("not everything finished within {seconds} s"))),
     }
 }
 
+/// Says which asks hold the targets up, now and whenever one is opened. Returns only if `on_ask` says so.
+async fn report_asks(
+    context: &VerbContext,
+    client: &DaemonClient,
+    targets: &[WatchTarget],
+    on_ask: OnAskWhileWaiting,
+) -> Result<CliExitCode> {
+    let mut feed = AskFeed::open(client).await?;
+    let owners = waited_owners(client, targets).await?;
+    loop {
+        let ask = feed.next().await?;
+        let session = ask.session_id.as_ref().map(ToString::to_string);
+        let fleet = ask.fleet_id.as_ref().map(ToString::to_string);
+        if ![session, fleet].into_iter().flatten().any(|id| owners.contains(&id)) {
+            continue;
+        }
+        context.out.print_note(&format!("waiting for you: {}", describe_owner(&ask)));
+        context.out.print_stderr(&ask::format_ask(&ask));
+        context.out.print_stderr(&ask::answer_commands(&ask));
+        if on_ask == OnAskWhileWaiting::Fail {
+            context
+                .out
+                .print_note("not waiting for an answer (--on-ask fail); the run goes on when it is answered");
+            return Ok(CliExitCode::Failed);
+        }
+    }
+}
+
+/// The ids of the sessions and fleets whose asks hold the targets up.
+async fn waited_owners(client: &DaemonClient, targets: &[WatchTarget]) -> Result<HashSet<String>> {
+    let mut owners = HashSet::new();
+    for target in targets {
+        match target {
+            WatchTarget::Session(session) | WatchTarget::Run(session, _) => {
+                owners.insert(session.id.to_string());
+            }
+            WatchTarget::Fleet(fleet) => {
+                let view: Fleet = client.get(&fleet.path()).await?;
+                owners.extend(view.sessions.values().map(|member| member.session_id.to_string()));
+                owners.insert(fleet.id.clone());
+            }
+        }
+    }
+    Ok(owners)
+}
+
+fn describe_owner(ask: &Ask) -> String {
+    let session = ask.session_id.as_ref().map(|id| format!("{id} needs an answer"));
+    let fleet = || ask.fleet_id.as_ref().map(|id| format!("{id} needs an answer"));
+    session.or_else(fleet).unwrap_or_default()
+}
+
 async fn wait_for_all(
     context: &VerbContext,
     client: &DaemonClient,
-    targets: &[SessionOrRun],
+    targets: &[WatchTarget],
 ) -> Result<CliExitCode> {
     let mut worst = CliExitCode::Success;
     let mut answers = Vec::new();
     for target in targets {
-        let (id, reason) = match target {
-            SessionOrRun::Run(session, run) => {
-                (run.to_string(), wait_for_run(client, &session.run_path(run)).await?)
+        let (id, outcome) = match target {
+            WatchTarget::Run(session, run) => {
+                context.out.print_note(&format!("waiting for {run} of {}", session.id));
+                (run.to_string(), wait_for_run(client, &session.run_path(run)).await?.into())
             }
-            SessionOrRun::Session(session) => {
-                (session.id.to_string(), wait_for_session(client, session).await?)
+            WatchTarget::Session(session) => {
+                (session.id.to_string(), wait_for_session(context, client, session).await?.into())
+            }
+            WatchTarget::Fleet(fleet) => {
+                (fleet.id.clone(), wait_for_fleet(context, client, fleet).await?.into())
             }
         };
-        let exit = reason.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
+        let WaitOutcome { word, exit } = outcome;
         worst = worst.max(exit);
-        let reason = reason.map(finish_reason_name);
         if context.out.json {
-            answers.push(json!({ "id": id, "finish_reason": reason, "exit_code": exit as u8 }));
+            answers.push(json!({ "id": id, "finish_reason": word, "exit_code": exit as u8 }));
         } else {
-            context.out.print_line(&format!("{id} {}", reason.unwrap_or("idle")))?;
+            context.out.print_line(&format!("{id} {}", word.unwrap_or("idle")))?;
         }
     }
     if context.out.json {
         context.out.print_json(&answers)?;
     }
     Ok(worst)
+}
+
+/// How a target ended. Without a word it never ran.
+struct WaitOutcome {
+    word: Option<&'static str>,
+    exit: CliExitCode,
+}
+
+impl From<Option<FinishReason>> for WaitOutcome {
+    fn from(reason: Option<FinishReason>) -> Self {
+        let exit = reason.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
+        Self { word: reason.map(finish_reason_name), exit }
+    }
+}
+
+impl From<FleetStatus> for WaitOutcome {
+    fn from(state: FleetStatus) -> Self {
+        let (word, exit) = match state {
+            FleetStatus::Done => ("done", CliExitCode::Success),
+            FleetStatus::Cancelled => ("cancelled", CliExitCode::Cancelled),
+            FleetStatus::Failed | FleetStatus::Running | FleetStatus::Waiting => {
+                ("failed", CliExitCode::Failed)
+            }
+        };
+        Self { word: Some(word), exit }
+    }
 }
 
 async fn wait_for_run(client: &DaemonClient, path: &str) -> Result<Option<FinishReason>> {
@@ -79,27 +172,59 @@ async fn wait_for_run(client: &DaemonClient, path: &str) -> Result<Option<Finish
     }
 }
 
-/// Waits until a session is not busy, and returns the worst finish reason of the runs that were waited for.
-async fn wait_for_session(client: &DaemonClient, session: &ResolvedSession) -> Result<Option<FinishReason>> {
-    let mut worst: Option<FinishReason> = None;
+/// Waits until a session is not busy. Returns the worst finish reason of the runs that had not ended at first, or were
+/// accepted meanwhile; if there is none, that of the last run.
+async fn wait_for_session(
+    context: &VerbContext,
+    client: &DaemonClient,
+    session: &ResolvedSession,
+) -> Result<Option<FinishReason>> {
+    let list = format!("/v1/workspaces/{}/runs?session={}", session.workspace, session.id);
+    let mut runs: Vec<Run> = client.list(&list).await?;
+    let is_over = |run: &&Run| run.state == RunStatus::Finished;
+    let over_at_first: HashSet<RunId> = runs.iter().filter(is_over).map(|run| run.id.clone()).collect();
+    match runs.len() - over_at_first.len() {
+        0 => {}
+        1 => context.out.print_note(&format!("waiting for {}", session.id)),
+        count => context.out.print_note(&format!("waiting for {count} runs of {}", session.id)),
+    }
     loop {
+        for run in runs.iter().filter(|run| !is_over(run)) {
+            wait_for_run(client, &session.run_path(&run.id)).await?;
+        }
         let busy = client.get::<Session>(&session.path()).await?.busy;
-        if !busy && worst.is_some() {
-            return Ok(worst);
+        runs = client.list(&list).await?;
+        if !busy && runs.iter().all(|run| is_over(&run)) {
+            break;
         }
-        let list = format!("/v1/workspaces/{}/runs?session={}", session.workspace, session.id);
-        let runs: Vec<Run> = client.list(&list).await?;
-        if !busy {
-            return Ok(runs.last().and_then(|run| run.finish_reason));
+    }
+    let waited_for = runs.iter().filter(|run| !over_at_first.contains(&run.id));
+    let worst = worst_reason(waited_for.filter_map(|run| run.finish_reason));
+    Ok(worst.or_else(|| runs.last().and_then(|run| run.finish_reason)))
+}
+
+async fn wait_for_fleet(
+    context: &VerbContext,
+    client: &DaemonClient,
+    fleet: &ResolvedFleet,
+) -> Result<FleetStatus> {
+    let path = format!("/v1/workspaces/{}/events?kinds=fleet.finished", fleet.workspace);
+    let mut stream = EventStream::from_now(client, &path).await?;
+    let mut is_noted = false;
+    loop {
+        let state = client.get::<Fleet>(&fleet.path()).await?.state;
+        if state.is_final() {
+            return Ok(state);
         }
-        for run in runs.iter().filter(|run| run.state != RunStatus::Finished) {
-            worst = worse(worst, wait_for_run(client, &session.run_path(&run.id)).await?);
+        if !std::mem::replace(&mut is_noted, true) {
+            context.out.print_note(&format!("waiting for {}", fleet.id));
         }
+        stream.next().await?;
     }
 }
 
-fn worse(one: Option<FinishReason>, other: Option<FinishReason>) -> Option<FinishReason> {
-    [one, other].into_iter().flatten().max_by_key(|&reason| CliExitCode::from_finish_reason(reason))
+fn worst_reason(reasons: impl Iterator<Item = FinishReason>) -> Option<FinishReason> {
+    reasons.max_by_key(|&reason| CliExitCode::from_finish_reason(reason))
 }
 
 #[cfg(test)]
@@ -108,9 +233,13 @@ mod tests {
 
     #[test]
     fn the_worst_finish_reason_counts() {
-        let (done, failed) = (Some(FinishReason::EndTurn), Some(FinishReason::Error));
-        assert_eq!(worse(None, done), done);
-        assert_eq!(worse(failed, done), failed);
-        assert_eq!(worse(failed, Some(FinishReason::Cancelled)), Some(FinishReason::Cancelled));
+        let (done, failed) = (FinishReason::EndTurn, FinishReason::Error);
+        assert_eq!(worst_reason([].into_iter()), None);
+        assert_eq!(worst_reason([done].into_iter()), Some(done));
+        assert_eq!(worst_reason([failed, done].into_iter()), Some(failed));
+        assert_eq!(
+            worst_reason([failed, FinishReason::Cancelled].into_iter()),
+            Some(FinishReason::Cancelled)
+        );
     }
 }
