@@ -88,17 +88,18 @@ Ctrl-C cancels the fleet and waits for it to end. A second Ctrl-C exits without 
         #[arg(required = true, value_name = "FLEET")]
         ids: Vec<String>,
     },
-    /// Show a session so far, follow it live and talk to it
+    /// Show a session so far, follow it live and talk to it; or watch a fleet
     #[command(after_help = "Examples:
   qd attach ses_4k
   echo 'and now the tests' | qd attach nightly
   qd attach --raw ses_4k                use the agent's own terminal interface
+  qd attach flt_4k                      watch a fleet; Ctrl-C leaves it running
 
 A line that you type is sent as a prompt, or as the answer if the agent is asking something.
 Commands: /steer TEXT, /cancel, /detach, /help.
 With --raw, every key goes to the agent's program. Ctrl-] detaches; the session keeps running.")]
     Attach {
-        /// Session id or title
+        /// Session id or title, or fleet id
         id: String,
         /// Show the agent's terminal screen and send it your keys (terminal agents only); Ctrl-] detaches
         #[arg(long, conflicts_with = "json")]
@@ -117,7 +118,7 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
         #[arg(long)]
         steer: bool,
     },
-    /// Print the conversation of a session or a run
+    /// Print the conversation of a session, a run or a fleet
     #[command(after_help = "Examples:
   qd logs nightly
   qd logs -f --json run_7x | jq .kind")]
@@ -125,7 +126,7 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
         /// Keep printing as new events arrive
         #[arg(short, long)]
         follow: bool,
-        /// Session id, session title or run id
+        /// Session id, session title, run id or fleet id
         id: String,
     },
     /// Wait until sessions, runs or fleets are finished

@@ -5,10 +5,11 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::failure::{CliExitCode, CliFailure};
-use crate::render::style::{RESET, TextStyle};
+use crate::render::style::{self, RESET, TextStyle};
 
 /// Clears the spinner's line.
 const CLEAR_LINE: &str = "\r\x1b[2K";
@@ -28,6 +29,9 @@ pub(crate) struct CliOutput {
     spinning: Arc<AtomicBool>,
     /// Whether the cursor is in the middle of a line. The spinner would erase that line's text.
     mid_line: Arc<AtomicBool>,
+    /// The widths of the lines that a [`LiveDisplay`] has drawn last and will draw over. Anything else that is printed
+    /// erases them first, and the next draw puts them below it.
+    drawn: Arc<Mutex<Vec<usize>>>,
 }
 
 impl CliOutput {
@@ -42,6 +46,7 @@ impl CliOutput {
             no_colour,
             spinning: Arc::default(),
             mid_line: Arc::default(),
+            drawn: Arc::default(),
         }
     }
 
@@ -65,6 +70,7 @@ impl CliOutput {
     /// Prints data to stdout as it is.
     pub(crate) fn print_data(&self, text: &str) -> io::Result<()> {
         self.clear_spinner();
+        self.erase_display();
         self.track_line_end(text, self.out_tty);
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())?;
@@ -91,6 +97,9 @@ impl CliOutput {
     /// Prints to stderr as it is. Errors are ignored: a closed stderr must not fail the verb.
     pub(crate) fn print_stderr(&self, text: &str) {
         self.clear_spinner();
+        if self.err_tty {
+            self.erase_display();
+        }
         self.track_line_end(text, self.err_tty);
         let mut err = io::stderr().lock();
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
@@ -142,6 +151,16 @@ impl CliOutput {
         }
     }
 
+    /// Removes what a [`LiveDisplay`] has drawn.
+    fn erase_display(&self) {
+        let drawn = std::mem::take(&mut *self.drawn.lock());
+        if !drawn.is_empty() {
+            let mut out = io::stdout().lock();
+            let erase = format!("{}\x1b[J", move_above(&drawn, terminal_size().0));
+            let _ = out.write_all(erase.as_bytes()).and_then(|()| out.flush());
+        }
+    }
+
     /// Starts a new line on the terminal if the cursor is in the middle of one. The newline goes to stderr, because it
     /// is not data.
     fn end_open_line(&self) {
@@ -162,47 +181,67 @@ impl CliOutput {
 /// A block of lines on the terminal that is redrawn in place.
 #[derive(Debug)]
 pub(crate) struct LiveDisplay {
-    /// Lines on the screen from the last draw.
-    drawn_lines: usize,
+    out: CliOutput,
     /// Without a terminal nothing is drawn.
     tty: bool,
 }
 
 impl LiveDisplay {
     pub(crate) fn new(out: &CliOutput) -> Self {
-        Self { drawn_lines: 0, tty: out.out_tty && !out.json }
+        Self { out: out.clone(), tty: out.out_tty && !out.json }
     }
 
     /// Columns and rows of the terminal.
     pub(crate) fn size(&self) -> (usize, usize) {
-        match rustix::termios::tcgetwinsize(io::stdout()) {
-            Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
-                (usize::from(size.ws_col), usize::from(size.ws_row))
-            }
-            _ => (80, 24),
-        }
+        terminal_size()
     }
 
     /// Draws these lines over the previous ones.
-    pub(crate) fn draw(&mut self, out: &CliOutput, lines: &[String]) -> io::Result<()> {
+    pub(crate) fn draw(&self, lines: &[String]) -> io::Result<()> {
         if !self.tty {
             return Ok(());
         }
-        let mut screen = String::new();
-        if self.drawn_lines > 0 {
-            screen.push_str(&format!("\x1b[{}A\r", self.drawn_lines));
-        }
+        let mut drawn = self.out.drawn.lock();
+        let mut screen = move_above(&drawn, terminal_size().0);
         for line in lines {
             // Overwriting line by line instead of clearing first avoids flicker.
             screen.push_str(&format!("{line}\x1b[K\n"));
         }
         screen.push_str("\x1b[J");
-        self.drawn_lines = lines.len();
-        out.print_raw(screen.as_bytes())
+        *drawn = lines.iter().map(|line| style::visible_width(line)).collect();
+        self.out.print_raw(screen.as_bytes())
     }
 
     /// Leaves the drawn lines on the screen; the next output goes below them.
-    pub(crate) fn finish_drawing(&mut self) {
-        self.drawn_lines = 0;
+    pub(crate) fn finish_drawing(&self) {
+        self.out.drawn.lock().clear();
+    }
+}
+
+fn terminal_size() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+            (usize::from(size.ws_col), usize::from(size.ws_row))
+        }
+        _ => (80, 24),
+    }
+}
+
+/// Moves the cursor to the first of the drawn lines. If the terminal has become narrower since, a line takes several
+/// rows.
+fn move_above(drawn: &[usize], columns: usize) -> String {
+    let rows: usize = drawn.iter().map(|width| width.div_ceil(columns).max(1)).sum();
+    if rows == 0 { String::new() } else { format!("\x1b[{rows}A\r") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_were_wrapped_by_a_narrower_terminal_are_all_drawn_over() {
+        assert_eq!(move_above(&[], 80), "");
+        assert_eq!(move_above(&[70, 0, 80], 80), "\x1b[3A\r");
+        assert_eq!(move_above(&[70, 0, 80], 40), "\x1b[5A\r");
     }
 }

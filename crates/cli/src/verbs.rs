@@ -13,6 +13,7 @@ mod config;
 mod diff;
 mod doctor;
 mod down;
+mod fleet_logs;
 mod fleet_watcher;
 mod fleets;
 mod gc;

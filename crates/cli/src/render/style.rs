@@ -49,6 +49,17 @@ impl TextStyle {
     }
 }
 
+/// The columns that a styled text takes on a terminal.
+pub(crate) fn visible_width(styled: &str) -> usize {
+    let mut width = 0;
+    for (i, part) in styled.split('\x1b').enumerate() {
+        // After the first part, each begins with the rest of a colour sequence, which ends with `m`.
+        let text = if i == 0 { part } else { part.split_once('m').map_or("", |(_, text)| text) };
+        width += super::text::display_width(text);
+    }
+    width
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +69,12 @@ mod tests {
         assert_eq!(TextStyle::new(false).red("x"), "x");
         assert_eq!(TextStyle::new(true).red("x"), "\x1b[31mx\x1b[0m");
         assert_eq!(TextStyle::new(true).red(""), "");
+    }
+
+    #[test]
+    fn colours_take_no_columns() {
+        let style = TextStyle::new(true);
+        assert_eq!(visible_width(&format!("a{} {}m", style.red("修"), style.dim("me"))), 7);
+        assert_eq!(visible_width("plain"), 5);
     }
 }

@@ -1,11 +1,14 @@
-//! Tables with aligned columns. On a terminal, rows are truncated to its width so each stays on one line; elsewhere
-//! nothing is truncated.
+//! Tables with aligned columns. On a terminal, a table that is too wide gives up space of its widest columns, so each
+//! row stays on one line with all its columns; elsewhere nothing is truncated. Widths are columns of the terminal, which
+//! wide characters take two of.
 
 use super::style::TextStyle;
 use super::text;
 
 /// Between two columns.
 const GAP: &str = "  ";
+/// A column is never made narrower than this. The first column holds what commands take, and keeps its width.
+const COLUMN_MIN: usize = 6;
 
 #[derive(Debug)]
 pub(crate) struct TextTable {
@@ -27,32 +30,43 @@ impl TextTable {
 
     /// The whole table; each row ends with a newline.
     pub(crate) fn render(&self, style: TextStyle, width: Option<usize>) -> String {
-        let mut widths: Vec<usize> = self.titles.iter().map(|title| title.len()).collect();
-        for row in &self.rows {
-            for (widest, cell) in widths.iter_mut().zip(row) {
-                *widest = (*widest).max(cell.chars().count());
-            }
-        }
-        let mut out = String::new();
+        let widths = self.column_widths(width);
         let titles: Vec<String> = self.titles.iter().map(|&title| title.to_owned()).collect();
-        out.push_str(&style.bold(&align_cells(&titles, &widths, width)));
-        out.push('\n');
+        let mut out = format!("{}\n", style.bold(&align_cells(&titles, &widths, width)));
         for row in &self.rows {
             out.push_str(&align_cells(row, &widths, width));
             out.push('\n');
         }
         out
     }
+
+    fn column_widths(&self, width: Option<usize>) -> Vec<usize> {
+        let mut widths: Vec<usize> = self.titles.iter().map(|title| title.len()).collect();
+        for row in &self.rows {
+            for (widest, cell) in widths.iter_mut().zip(row) {
+                *widest = (*widest).max(text::display_width(cell));
+            }
+        }
+        let Some(width) = width else { return widths };
+        let gaps = GAP.len() * widths.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + gaps > width {
+            let rest = widths.iter_mut().skip(1).filter(|column| **column > COLUMN_MIN);
+            let Some(widest) = rest.max() else { break };
+            *widest -= 1;
+        }
+        widths
+    }
 }
 
 fn align_cells(cells: &[String], widths: &[usize], width: Option<usize>) -> String {
     let mut line = String::new();
-    for (i, (cell, column_width)) in cells.iter().zip(widths).enumerate() {
+    for (i, (cell, &column_width)) in cells.iter().zip(widths).enumerate() {
         if i > 0 {
             line.push_str(GAP);
         }
-        line.push_str(cell);
-        line.extend(std::iter::repeat_n(' ', column_width.saturating_sub(cell.chars().count())));
+        let cell = text::truncate(cell, column_width);
+        line.push_str(&cell);
+        line.extend(std::iter::repeat_n(' ', column_width.saturating_sub(text::display_width(&cell))));
     }
     let line = line.trim_end();
     width.map_or_else(|| line.to_owned(), |width| text::truncate(line, width))
@@ -72,5 +86,31 @@ mod tests {
             "ID     TITLE\nses_1  a b\ns      fix [31mit\n"
         );
         assert_eq!(table.render(TextStyle::new(false), Some(9)), "ID     T…\nses_1  a…\ns      f…\n");
+    }
+
+    #[test]
+    fn a_long_cell_does_not_push_the_next_column_off_the_screen() {
+        let mut table = TextTable::new(&["ID", "AGENT", "STATE"]);
+        table.add_row([
+            "ses_1".to_owned(),
+            "acp:node /opt/agents/my-own-agent.js --fast".to_owned(),
+            "done".to_owned(),
+        ]);
+        assert_eq!(
+            table.render(TextStyle::new(false), Some(30)),
+            "ID     AGENT            STATE\nses_1  acp:node /opt/…  done\n"
+        );
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let mut table = TextTable::new(&["TITLE", "STATE"]);
+        table.add_row(["修复测试".to_owned(), "done".to_owned()]);
+        table.add_row(["🚀 ship".to_owned(), "failed".to_owned()]);
+        table.add_row(["e\u{301}te\u{301}".to_owned(), "idle".to_owned()]);
+        assert_eq!(
+            table.render(TextStyle::new(false), None),
+            "TITLE     STATE\n修复测试  done\n🚀 ship   failed\ne\u{301}te\u{301}       idle\n"
+        );
     }
 }

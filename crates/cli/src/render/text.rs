@@ -1,13 +1,27 @@
 //! Small text helpers: truncation, stripping of control characters, durations, sizes and money.
 
 use qd_protocol::Millis;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// At most `width` characters. A truncated text ends with an ellipsis.
+/// The columns that a text takes on a terminal. Wide characters take two, combining ones none.
+pub(crate) fn display_width(text: &str) -> usize {
+    text.width()
+}
+
+/// At most `width` columns. A truncated text ends with an ellipsis.
 pub(crate) fn truncate(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
+    if display_width(text) <= width {
         return text.to_owned();
     }
-    let mut head: String = text.chars().take(width.saturating_sub(1)).collect();
+    let mut head = String::new();
+    let mut used = 0;
+    for c in text.chars() {
+        used += c.width().unwrap_or(0);
+        if used >= width {
+            break;
+        }
+        head.push(c);
+    }
     head.push('…');
     head
 }
@@ -79,8 +93,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn truncation_counts_characters_not_bytes() {
+    fn truncation_counts_columns() {
         assert_eq!(truncate("äöü", 3), "äöü");
+        assert_eq!(truncate("修复测试", 8), "修复测试");
+        assert_eq!(truncate("修复测试", 6), "修复…");
+        assert_eq!(truncate("修复测试", 0), "…");
         assert_eq!(truncate("äöüß", 3), "äö…");
         assert_eq!(first_line("\n\n  first \nsecond", 20), "first");
     }

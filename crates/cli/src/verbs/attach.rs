@@ -8,6 +8,7 @@ use qd_protocol::event::{Ask, EventBody};
 use qd_protocol::{RunId, Seq};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::fleet_logs::attach_fleet;
 use super::stdin_lines::StdinLines;
 use super::transcript::{TranscriptLayout, TranscriptPrinter, read_page};
 use super::{VerbContext, answer, prompt};
@@ -15,7 +16,7 @@ use crate::client::DaemonClient;
 use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::output::CliOutput;
-use crate::refs::{self, ResolvedSession};
+use crate::refs::{self, ResolvedSession, WatchTarget};
 use crate::render::ask;
 
 const HELP: &str = "\
@@ -29,7 +30,14 @@ TEXT          send a prompt, or answer the open ask
 
 pub(crate) async fn attach(context: &VerbContext, id: &str) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let session = refs::resolve_session(&client, id).await?;
+    let session = match refs::resolve_watch_target(&client, id).await? {
+        WatchTarget::Fleet(fleet) => return attach_fleet(context, &client, &fleet).await,
+        WatchTarget::Session(session) => session,
+        WatchTarget::Run(session, run) => {
+            context.out.print_note(&format!("{run} is a run of {}", session.id));
+            session
+        }
+    };
     let mut console = SessionConsole {
         out: &context.out,
         client: &client,

@@ -1,9 +1,9 @@
-//! Watches a fleet until it ends: a live display on a terminal, plain lines elsewhere. Asks are answered in place, and
-//! Ctrl-C cancels the fleet.
+//! Watches a fleet until it ends: a live display on a terminal, plain lines elsewhere. Asks are answered in place.
+//! Ctrl-C cancels a fleet that `qd up` started, and leaves one that `qd attach` found.
 
 use qd_protocol::Millis;
 use qd_protocol::api::CancelResponse;
-use qd_protocol::event::{Ask, EventBody};
+use qd_protocol::event::{Ask, AskStatus, EventBody};
 use qd_protocol::fleet::{Fleet, FleetSpec, FleetStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Duration, MissedTickBehavior, interval};
@@ -19,11 +19,21 @@ use crate::render::fleet_progress::{self, FleetProgress};
 /// Between two redraws of the live display.
 const TICK: Duration = Duration::from_millis(100);
 
+/// How the watcher came to its fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FleetWatchMode {
+    /// `qd up` has just started it. Ctrl-C cancels it.
+    Started,
+    /// `qd attach` follows it from its start, which may be long ago. Ctrl-C detaches.
+    Attached,
+}
+
 #[derive(Debug)]
 pub(super) struct FleetWatcher<'a> {
     out: &'a CliOutput,
     client: &'a DaemonClient,
     fleet: Fleet,
+    mode: FleetWatchMode,
     progress: FleetProgress,
     display: LiveDisplay,
     /// Of the fleet and its sessions.
@@ -33,8 +43,15 @@ pub(super) struct FleetWatcher<'a> {
 }
 
 impl<'a> FleetWatcher<'a> {
-    pub(super) fn new(out: &'a CliOutput, client: &'a DaemonClient, fleet: Fleet, spec: &FleetSpec) -> Self {
+    pub(super) fn new(
+        out: &'a CliOutput,
+        client: &'a DaemonClient,
+        fleet: Fleet,
+        spec: &FleetSpec,
+        mode: FleetWatchMode,
+    ) -> Self {
         Self {
+            mode,
             progress: FleetProgress::new(&fleet, spec),
             display: LiveDisplay::new(out),
             open_asks: OpenAsks::new(out, client),
@@ -50,7 +67,7 @@ impl<'a> FleetWatcher<'a> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        if !self.draws_live() && !self.out.json {
+        if !self.draws_live() && !self.out.json && self.mode == FleetWatchMode::Started {
             self.out.print_line(&format!("{} started", self.fleet.id))?;
         }
         loop {
@@ -72,6 +89,10 @@ impl<'a> FleetWatcher<'a> {
                     }
                 },
                 _ = interrupts.recv() => {
+                    if self.mode == FleetWatchMode::Attached {
+                        self.display.finish_drawing();
+                        return Ok(CliExitCode::Success);
+                    }
                     if self.cancel_requested {
                         self.display.finish_drawing();
                         self.out.print_note(&format!(
@@ -100,10 +121,10 @@ impl<'a> FleetWatcher<'a> {
         self.out.out_tty && !self.out.json
     }
 
-    fn draw(&mut self) -> Result<()> {
+    fn draw(&self) -> Result<()> {
         let (width, height) = self.display.size();
         let lines = self.progress.lines(Millis::now(), self.out.out_style(), width, height);
-        Ok(self.display.draw(self.out, &lines)?)
+        Ok(self.display.draw(&lines)?)
     }
 
     /// Handles one event; true if it was the last.
@@ -123,7 +144,9 @@ impl<'a> FleetWatcher<'a> {
             self.out.print_line(&progress.line)?;
         }
         match body {
-            EventBody::AskOpened(opened) => self.handle_ask(opened.ask)?,
+            EventBody::AskOpened(opened) if self.is_open(&opened.ask).await? => {
+                self.handle_ask(opened.ask)?
+            }
             EventBody::AskResolved(resolved) => {
                 self.open_asks.remove(&resolved.ask_id);
                 self.prompt_for_answer()?;
@@ -132,6 +155,15 @@ impl<'a> FleetWatcher<'a> {
             _ => {}
         }
         Ok(false)
+    }
+
+    /// Whether an ask still needs an answer. Those in the history of an attached fleet may not.
+    async fn is_open(&self, ask: &Ask) -> Result<bool> {
+        if self.mode == FleetWatchMode::Started {
+            return Ok(true);
+        }
+        let now: Ask = self.client.get(&format!("/v1/asks/{}", ask.id)).await?;
+        Ok(now.state == AskStatus::Pending)
     }
 
     fn handle_ask(&mut self, ask: Ask) -> Result<()> {

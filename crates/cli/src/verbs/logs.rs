@@ -1,18 +1,23 @@
-//! `qd logs`: the conversation of a session or a run as text, or its events as JSON lines.
+//! `qd logs`: the conversation of a session, a run or a fleet as text, or its events as JSON lines.
 
 use qd_protocol::{RunId, Seq};
 
 use super::VerbContext;
+use super::fleet_logs::log_fleet;
 use super::transcript::{TranscriptLayout, TranscriptPrinter, is_of_run, read_page};
 use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
 use crate::failure::{CliExitCode, Result};
-use crate::refs;
+use crate::refs::{self, WatchTarget};
 
 /// Prints the events so far, and with `follow` new ones until the run has finished or the session is closed.
 pub(crate) async fn logs(context: &VerbContext, id: &str, follow: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let target = refs::resolve_target(&client, id).await?;
-    let (session, run) = (target.session(), target.run());
+    let (session, run) = match &refs::resolve_watch_target(&client, id).await? {
+        WatchTarget::Fleet(fleet) => return log_fleet(context, &client, fleet, follow).await,
+        WatchTarget::Session(session) => (session.clone(), None),
+        WatchTarget::Run(session, run) => (session.clone(), Some(run.clone())),
+    };
+    let (session, run) = (&session, run.as_ref());
     let mut transcript = TranscriptPrinter::new(&context.out, &client, TranscriptLayout::Whole);
     let mut cursor = Seq(0);
     let mut ended = false;

@@ -52,21 +52,26 @@ impl<'a> TranscriptPrinter<'a> {
     pub(super) async fn show(&mut self, batch: impl IntoIterator<Item = ReceivedEvent>) -> Result<()> {
         let mut pieces = Vec::new();
         let mut lines = String::new();
-        for ReceivedEvent { mut event, line } in batch {
+        for ReceivedEvent { event, line } in batch {
             if self.out.json {
                 lines.push_str(&line);
                 lines.push('\n');
                 continue;
             }
-            if event.kind == "run.finished" && !self.conversation.has_streamed(event.run_id.as_ref()) {
-                self.fetch_text(&mut event).await?;
-            }
-            pieces.append(&mut self.conversation.render_event(&event));
+            pieces.append(&mut self.render(event).await?);
         }
         if !lines.is_empty() {
             self.out.print_data(&lines)?;
         }
         self.print(pieces)
+    }
+
+    /// What an event adds to the conversation; empty if it shows nothing.
+    pub(super) async fn render(&mut self, mut event: Event) -> Result<Vec<ChannelText>> {
+        if event.kind == "run.finished" && !self.conversation.has_streamed(event.run_id.as_ref()) {
+            self.fetch_text(&mut event).await?;
+        }
+        Ok(self.conversation.render_event(&event))
     }
 
     /// Ends an unfinished line before other output, or at the end.
@@ -76,7 +81,7 @@ impl<'a> TranscriptPrinter<'a> {
     }
 
     /// Prints the pieces; adjacent ones for the same stream are written together.
-    fn print(&self, pieces: Vec<ChannelText>) -> Result<()> {
+    pub(super) fn print(&self, pieces: Vec<ChannelText>) -> Result<()> {
         let mut rest = pieces.as_slice();
         while let Some(first) = rest.first() {
             let to_stderr = |piece: &ChannelText| {

@@ -9,7 +9,7 @@ use qd_protocol::fleet::Fleet;
 use serde_json::json;
 
 use super::VerbContext;
-use super::fleet_watcher::FleetWatcher;
+use super::fleet_watcher::{FleetWatchMode, FleetWatcher};
 use super::workspace;
 use crate::args::UpArgs;
 use crate::client::stream::EventStream;
@@ -43,7 +43,7 @@ pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCo
     let stream = EventStream::from_now(&client, &format!("/v1/workspaces/{}/events", workspace.id)).await?;
     let fleet: Fleet =
         client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
-    FleetWatcher::new(&context.out, &client, fleet, &spec).watch(stream).await
+    FleetWatcher::new(&context.out, &client, fleet, &spec, FleetWatchMode::Started).watch(stream).await
 }
 
 fn read_fleet_file(file: &Path) -> Result<String> {
@@ -78,7 +78,7 @@ fn print_detached(context: &VerbContext, fleet: &Fleet) -> Result<CliExitCode> {
         context.out.print_json(&json!(fleet))?;
     } else {
         context.out.print_line(id.as_str())?;
-        context.out.print_note(&format!("    qd ps --fleet {id}\n    qd down {id}"));
+        context.out.print_note(&format!("    qd attach {id}\n    qd ps --fleet {id}\n    qd down {id}"));
     }
     Ok(CliExitCode::Success)
 }
