@@ -3,8 +3,11 @@
 
 use std::path::PathBuf;
 
+mod run;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
@@ -58,6 +61,7 @@ Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without wa
     #[command(after_help = "Examples:
   qd ps
   qd ps -a --json | jq '.[].id'
+  qd cancel $(qd ps -q --filter agent=claude --filter state=running)
   qd ps --fleet                         list fleets
   qd ps --fleet flt_4k                  list the sessions of one fleet")]
     Ps {
@@ -70,6 +74,12 @@ Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without wa
         /// Show sessions as a tree below the session that started them, with the cost of each subtree
         #[arg(long, conflicts_with = "fleet")]
         tree: bool,
+        /// Print only the ids
+        #[arg(short, long, conflicts_with_all = ["fleet", "tree"])]
+        quiet: bool,
+        /// Only sessions with this value of state, agent or title (part of it is enough); repeatable
+        #[arg(long, value_name = "KEY=VALUE", value_parser = session_filter, conflicts_with_all = ["fleet", "tree"])]
+        filter: Vec<SessionFilter>,
     },
     /// Start a fleet from a file and watch it until it ends
     #[command(after_help = "Examples:
@@ -109,15 +119,22 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
     #[command(after_help = "Examples:
   qd send nightly 'then open a pull request'
   qd send nightly --steer 'skip the slow tests'")]
-    Send {
-        /// Session id or title
-        id: String,
-        /// The prompt; `-` reads it from stdin
-        text: String,
-        /// Pass the text to the run in progress instead of queueing a new run
-        #[arg(long)]
-        steer: bool,
-    },
+    Send(SendArgs),
+    /// Change a session's title, model, policy or limits
+    #[command(after_help = "Examples:
+  qd set nightly title='nightly build' policy=allow
+  qd set ses_4k budget=5 max_turns=40
+  qd set ses_4k budget=none
+
+A new model applies from the next turn, a new policy to later asks. `policy` takes what --policy takes, `timeout` and
+`grace` take seconds.")]
+    Set(SetArgs),
+    /// List a session's queued runs, or remove some
+    #[command(after_help = "Examples:
+  qd queue nightly
+  qd queue nightly --remove run_7x
+  qd queue nightly --clear")]
+    Queue(QueueArgs),
     /// Print the conversation of a session, a run or a fleet
     #[command(after_help = "Examples:
   qd logs nightly
@@ -187,6 +204,9 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
         /// Squash everything into one commit
         #[arg(long)]
         squash: bool,
+        /// Message of the commits that the merge makes [default: the session's title]
+        #[arg(short, long, value_name = "MESSAGE")]
+        message: Option<String>,
     },
     /// List the worktrees of sessions, or remove them
     #[command(after_help = "Examples:
@@ -381,6 +401,34 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     },
 }
 
+/// A condition of `qd ps --filter`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SessionFilter {
+    /// The session is in this state.
+    State(String),
+    /// The session has this agent.
+    Agent(String),
+    /// The title contains this.
+    Title(String),
+}
+
+/// Parses a condition of `qd ps --filter`.
+fn session_filter(text: &str) -> Result<SessionFilter, String> {
+    let expected = "expected state=STATE, agent=NAME or title=TEXT";
+    let (key, value) = text.split_once('=').ok_or(expected)?;
+    match key {
+        "state" => match value {
+            "idle" | "starting" | "running" | "waiting" | "closed" => {
+                Ok(SessionFilter::State(value.to_owned()))
+            }
+            _ => Err("a state is idle, starting, running, waiting or closed".to_owned()),
+        },
+        "agent" => Ok(SessionFilter::Agent(value.to_owned())),
+        "title" => Ok(SessionFilter::Title(value.to_lowercase())),
+        _ => Err(expected.to_owned()),
+    }
+}
+
 /// `qd config`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigVerb {
@@ -561,56 +609,6 @@ pub(crate) struct UpArgs {
     /// Project directory [default: the current directory]
     #[arg(short = 'C', value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-}
-
-/// `qd run`.
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    /// Agent to run [default: the configured one, else the only one installed]
-    #[arg(long, short, value_name = "AGENT", conflicts_with = "session")]
-    pub(crate) agent: Option<String>,
-    /// Start in the background and print the session's id
-    #[arg(long, short)]
-    pub(crate) detach: bool,
-    /// Project directory [default: the current directory]
-    #[arg(short = 'C', value_name = "DIR", conflicts_with = "session")]
-    pub(crate) dir: Option<PathBuf>,
-    /// Model to use, as the agent names it
-    #[arg(long, value_name = "MODEL", conflicts_with = "session")]
-    pub(crate) model: Option<String>,
-    /// Title for the session; other commands accept it in place of the id
-    #[arg(long, value_name = "TITLE", conflicts_with = "session")]
-    pub(crate) title: Option<String>,
-    /// Continue this session instead of starting a new one
-    #[arg(long, value_name = "ID")]
-    pub(crate) session: Option<String>,
-    /// Permission policy: ask, allow, deny, or rules as JSON or as a JSON file
-    #[arg(long, value_name = "POLICY", conflicts_with = "session")]
-    pub(crate) policy: Option<String>,
-    /// Work in a new git worktree on a new branch, apart from your checkout
-    #[arg(long, conflicts_with = "session")]
-    pub(crate) worktree: bool,
-    /// What to do when the agent asks for permission or has a question [default: wait on a terminal, else exit]
-    #[arg(long, value_enum, value_name = "ACTION")]
-    pub(crate) on_ask: Option<OnAskAction>,
-    /// Cancel the run after this many seconds, with exit code 124
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) timeout: Option<f64>,
-    /// The prompt; `-` reads it from stdin. Put `--` before one that begins with a dash
-    pub(crate) prompt: String,
-}
-
-/// What `qd run` does when its agent opens an ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnAskAction {
-    /// Wait for an answer, from this terminal or any other
-    Wait,
-    /// Deny permission requests and let the agent continue; cancel the run on a question
-    Deny,
-    /// Cancel the run and exit with 1
-    Fail,
-    /// Exit with 1 and leave the run waiting for an answer
-    Exit,
 }
 
 /// `qd serve`.

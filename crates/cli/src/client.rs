@@ -162,6 +162,11 @@ impl DaemonClient {
         decode_json(&self.send_with_retries(Method::POST, path, Some(body.into())).await?.body)
     }
 
+    pub(crate) async fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        let body = serde_json::to_vec(body).map_err(anyhow::Error::from)?;
+        decode_json(&self.send_with_retries(Method::PATCH, path, Some(body.into())).await?.body)
+    }
+
     /// `POST` with the caller's `Idempotency-Key`, sent only once.
     pub(crate) async fn post_once<T: DeserializeOwned>(
         &self,

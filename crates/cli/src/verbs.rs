@@ -28,10 +28,12 @@ mod open_asks;
 mod policy;
 mod prompt;
 mod ps;
+mod queue;
 mod rm;
 mod run;
 mod run_watcher;
 mod send;
+mod set;
 mod stdin_lines;
 mod stop;
 mod transcript;
@@ -43,6 +45,8 @@ pub(crate) mod worker;
 mod workers;
 mod workspace;
 mod worktrees;
+
+use qd_protocol::worktree::MergeRequest;
 
 use crate::args::{CliVerb, WorkerVerb, WorktreesVerb};
 use crate::client::DaemonClient;
@@ -68,20 +72,27 @@ impl VerbContext {
 pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<CliExitCode> {
     match verb {
         CliVerb::Run(flags) => run::run(context, flags).await,
-        CliVerb::Ps { all, fleet: None, tree: false } => ps::ps(context, all).await,
-        CliVerb::Ps { all, fleet: None, tree: true } => tree::tree(context, all).await,
+        CliVerb::Ps { all, fleet: None, tree: true, .. } => tree::tree(context, all).await,
+        CliVerb::Ps { all, fleet: None, tree: false, quiet, filter } => {
+            ps::ps(context, all, quiet, &filter).await
+        }
         CliVerb::Ps { fleet: Some(fleet), .. } => fleets::list_fleets(context, &fleet).await,
         CliVerb::Up(flags) => up::up(context, flags).await,
         CliVerb::Down { ids } => down::down(context, &ids).await,
         CliVerb::Attach { id, raw: false } => attach::attach(context, &id).await,
         CliVerb::Attach { id, raw: true } => attach_raw::attach_raw(context, &id).await,
-        CliVerb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
+        CliVerb::Send(flags) => send::send(context, &flags).await,
+        CliVerb::Set(flags) => set::set(context, &flags).await,
+        CliVerb::Queue(flags) => queue::queue(context, &flags).await,
         CliVerb::Logs { follow, id } => logs::logs(context, &id, follow).await,
         CliVerb::Wait(flags) => wait::wait(context, &flags).await,
         CliVerb::Cancel { ids } => cancel::cancel(context, &ids).await,
         CliVerb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
         CliVerb::Diff { id, stat } => diff::diff(context, &id, stat).await,
-        CliVerb::Merge { id, into, squash } => merge::merge(context, &id, into, squash).await,
+        CliVerb::Merge { id, into, squash, message } => {
+            let request = MergeRequest { into, squash, message };
+            merge::merge(context, &id, &request).await
+        }
         CliVerb::Worktrees { verb: None } => worktrees::list(context).await,
         CliVerb::Worktrees { verb: Some(WorktreesVerb::Rm { ids, force }) } => {
             worktrees::rm(context, &ids, force).await

@@ -137,6 +137,9 @@ pub struct MergeRequest {
     /// Whether all changes become a single commit.
     #[serde(default)]
     pub squash: bool,
+    /// The message of the commits that the merge makes. Defaults to the session's title.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// Result of a merge.

@@ -219,7 +219,7 @@ impl SessionConsole<'_> {
     }
 
     async fn send_prompt(&mut self, text: &str) -> Result<()> {
-        let receipt = prompt::post_prompt(self.client, self.session, text.to_owned()).await?;
+        let receipt = prompt::post_prompt(self.client, self.session, text.to_owned(), Vec::new()).await?;
         self.sent_runs.insert(receipt.run_id);
         Ok(())
     }

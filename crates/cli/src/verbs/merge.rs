@@ -12,25 +12,24 @@ use crate::render::text;
 /// Line ranges named per file; further ones are abbreviated to `…`.
 const MAX_LINE_RANGES: usize = 5;
 
-pub(crate) async fn merge(
-    context: &VerbContext,
-    id: &str,
-    into: Option<String>,
-    squash: bool,
-) -> Result<CliExitCode> {
+pub(crate) async fn merge(context: &VerbContext, id: &str, request: &MergeRequest) -> Result<CliExitCode> {
     let client = context.client().await?;
     let session = refs::resolve_session(&client, id).await?;
     if !context.out.json {
         warn_of_overlaps(context, &client, &session).await?;
     }
-    let request = MergeRequest { into, squash };
-    let merged: MergeResult = match client.post(&format!("{}/merge", session.path()), &request).await {
+    let merged: MergeResult = match client.post(&format!("{}/merge", session.path()), request).await {
         Ok(merged) => merged,
         Err(CliFailure::Refused(refusal)) if refusal.error.code == "merge_conflict" => {
             let conflicts = refusal.error.details.get("conflicts").cloned().unwrap_or_default();
             let conflicts: Vec<MergeConflict> = serde_json::from_value(conflicts).unwrap_or_default();
             if !context.out.json {
                 print_conflicts(context, &conflicts);
+                let base = request.into.as_deref().unwrap_or("the branch that it started from");
+                context.out.print_note(&format!(
+                    "nothing was changed. Let the agent resolve it, then merge again:\n    \
+                     qd send {id} 'merge {base} into your branch and resolve the conflicts'\n    qd merge {id}"
+                ));
             }
             return Err(CliFailure::Refused(refusal));
         }

@@ -7,6 +7,7 @@ use qd_protocol::event::Ask;
 use qd_protocol::{Millis, SessionId, WorkspaceId};
 
 use super::VerbContext;
+use crate::args::SessionFilter;
 use crate::failure::{CliExitCode, Result};
 use crate::render::table::TextTable;
 use crate::render::text;
@@ -15,15 +16,33 @@ use crate::render::text;
 pub(super) const TITLE_CHARS: usize = 40;
 
 /// Lists open sessions, or with `all` also closed ones.
-pub(crate) async fn ps(context: &VerbContext, all: bool) -> Result<CliExitCode> {
+pub(crate) async fn ps(
+    context: &VerbContext,
+    all: bool,
+    quiet: bool,
+    filters: &[SessionFilter],
+) -> Result<CliExitCode> {
     let client = context.client().await?;
     let path = if all { "/v1/sessions" } else { "/v1/sessions?open=true" };
-    if context.out.json {
+    if context.out.json && filters.is_empty() && !quiet {
         context.out.print_json(&client.list::<serde_json::Value>(path).await?)?;
         return Ok(CliExitCode::Success);
     }
     let (sessions, workspaces) = tokio::join!(client.list(path), client.list("/v1/workspaces"));
-    let (sessions, workspaces): (Vec<Session>, Vec<Workspace>) = (sessions?, workspaces?);
+    let (mut sessions, workspaces): (Vec<Session>, Vec<Workspace>) = (sessions?, workspaces?);
+    sessions.retain(|session| filters.iter().all(|filter| passes(session, filter)));
+    if quiet {
+        let ids: Vec<&str> = sessions.iter().map(|session| session.id.as_str()).collect();
+        match context.out.json {
+            true => context.out.print_json(&ids)?,
+            false => ids.iter().try_for_each(|id| context.out.print_line(id))?,
+        }
+        return Ok(CliExitCode::Success);
+    }
+    if context.out.json {
+        context.out.print_json(&sessions)?;
+        return Ok(CliExitCode::Success);
+    }
     let mut asks: Vec<Ask> = Vec::new();
     if sessions.iter().any(|session| session.state == SessionStatus::Waiting) {
         asks = client.list("/v1/asks?state=pending").await?;
@@ -35,6 +54,16 @@ pub(crate) async fn ps(context: &VerbContext, all: bool) -> Result<CliExitCode> 
     let table = table(&sessions, &workspaces, &asks, queue_reason, Millis::now());
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     Ok(CliExitCode::Success)
+}
+
+fn passes(session: &Session, filter: &SessionFilter) -> bool {
+    match filter {
+        SessionFilter::State(state) => text::wire_name(&session.state) == *state,
+        SessionFilter::Agent(agent) => session.agent == *agent,
+        SessionFilter::Title(part) => {
+            session.title.as_ref().is_some_and(|title| title.to_lowercase().contains(part))
+        }
+    }
 }
 
 /// Whether an idle session has queued prompts: they wait for the end of a halt or for a free slot.
@@ -135,6 +164,17 @@ mod tests {
             "ID     AGENT  STATE                     AGE  COST   TITLE    WORKSPACE\n\
              ses_1  echo   waiting, 1 ask, 2 queued  2m   $0.25  nightly  /src/app\n"
         );
+    }
+
+    #[test]
+    fn filters_compare_state_agent_and_part_of_the_title() {
+        let passes = |filter| passes(&session(), &filter);
+        assert!(passes(SessionFilter::State("waiting".to_owned())));
+        assert!(!passes(SessionFilter::State("idle".to_owned())));
+        assert!(passes(SessionFilter::Agent("echo".to_owned())));
+        assert!(!passes(SessionFilter::Agent("ech".to_owned())));
+        assert!(passes(SessionFilter::Title("night".to_owned())));
+        assert!(!passes(SessionFilter::Title("day".to_owned())));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use anyhow::Context as _;
 use qd_home::DaemonConfig;
-use qd_protocol::api::{Agent, NewSession, PromptReceipt, Session};
+use qd_protocol::api::{Agent, NewAttachment, NewSession, PromptReceipt, Session};
 use serde_json::json;
 
 use super::run_watcher::{RunWatcher, WatchedRun};
@@ -25,15 +25,16 @@ pub(crate) async fn run(context: &VerbContext, flags: RunArgs) -> Result<CliExit
         return Err(CliFailure::Usage(message.to_owned()));
     }
     let text = prompt::read_prompt(&flags.prompt)?;
+    let files = prompt::read_attachments(&flags.file)?;
     let client = context.client().await?;
     let (session, agent) = open_session(context, &client, &flags).await?;
     if flags.detach {
-        let receipt = start_run(&client, &session, &flags, text).await?;
+        let receipt = start_run(&client, &session, &flags, text, files).await?;
         return print_detached(&context.out, &session, &receipt);
     }
     // Open the stream before the run starts, so no event is missed.
     let stream = EventStream::from_now(&client, &session.stream_path()).await?;
-    let receipt = start_run(&client, &session, &flags, text).await?;
+    let receipt = start_run(&client, &session, &flags, text, files).await?;
     let watched = WatchedRun { session, receipt, agent, on_ask: flags.on_ask, timeout: flags.timeout };
     RunWatcher::new(&context.out, &client, watched).watch(stream).await
 }
@@ -44,8 +45,9 @@ async fn start_run(
     session: &ResolvedSession,
     flags: &RunArgs,
     text: String,
+    files: Vec<NewAttachment>,
 ) -> Result<PromptReceipt> {
-    let receipt = prompt::post_prompt(client, session, text).await;
+    let receipt = prompt::post_prompt(client, session, text, files).await;
     if matches!(receipt, Err(CliFailure::Refused(_))) && flags.session.is_none() {
         client.delete(&format!("{}?purge=true", session.path())).await?;
     }
@@ -73,6 +75,8 @@ async fn open_session(
             choose_agent(config.agent.value, &agents, &context.out)?
         }
     };
+    let mut env = workspace::passed_variables(&workspace, &agents, [name.as_str()]);
+    env.extend(workspace::given_variables(&flags.env)?);
     let new = NewSession {
         agent: name.clone(),
         title: flags.title.clone(),
@@ -81,7 +85,10 @@ async fn open_session(
         worktree: flags.worktree.then_some(true),
         // While attached, the watcher enforces --timeout; for a detached run the daemon does.
         run_timeout_s: flags.timeout.filter(|_| flags.detach),
-        env: workspace::passed_variables(&workspace, &agents, [name.as_str()]),
+        budget_usd: flags.budget,
+        max_turns: flags.max_turns,
+        system_prompt: flags.system_prompt.clone(),
+        env,
         ..NewSession::default()
     };
     let session: Session = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await?;

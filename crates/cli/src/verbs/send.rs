@@ -3,15 +3,17 @@
 use qd_protocol::api::{SteerReceipt, SteerRequest};
 
 use super::{VerbContext, prompt};
+use crate::args::SendArgs;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
 /// Sends the text and prints the id of the run.
-pub(crate) async fn send(context: &VerbContext, id: &str, text: &str, steer: bool) -> Result<CliExitCode> {
-    let text = prompt::read_prompt(text)?;
+pub(crate) async fn send(context: &VerbContext, flags: &SendArgs) -> Result<CliExitCode> {
+    let text = prompt::read_prompt(&flags.text)?;
+    let files = prompt::read_attachments(&flags.file)?;
     let client = context.client().await?;
-    let session = refs::resolve_session(&client, id).await?;
-    if steer {
+    let session = refs::resolve_session(&client, &flags.id).await?;
+    if flags.steer {
         let path = format!("{}/steer", session.agent_path());
         let steered: SteerReceipt = client.post(&path, &SteerRequest { text }).await?;
         if context.out.json {
@@ -21,7 +23,7 @@ pub(crate) async fn send(context: &VerbContext, id: &str, text: &str, steer: boo
         }
         return Ok(CliExitCode::Success);
     }
-    let receipt = prompt::post_prompt(&client, &session, text).await?;
+    let receipt = prompt::post_prompt(&client, &session, text, files).await?;
     if context.out.json {
         context.out.print_json(&receipt)?;
         return Ok(CliExitCode::Success);

@@ -42,6 +42,20 @@ pub(super) fn passed_variables<'a>(
     qd_catalog::select_variables(&listed, utf8_variables(std::env::vars_os()))
 }
 
+/// The variables of `--env`: `NAME=VALUE`, or `NAME` for the value that it has here.
+pub(super) fn given_variables(given: &[String]) -> Result<Vec<(String, String)>> {
+    let read = |text: &String| match text.split_once('=') {
+        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+        None => match std::env::var(text) {
+            Ok(value) => Ok((text.clone(), value)),
+            Err(_) => Err(CliFailure::Usage(format!(
+                "--env {text}: the variable is not set here; use --env {text}=VALUE"
+            ))),
+        },
+    };
+    given.iter().map(read).collect()
+}
+
 /// Leaves out variables that are not valid UTF-8, which JSON cannot represent.
 fn utf8_variables(
     vars: impl Iterator<Item = (OsString, OsString)>,

@@ -49,7 +49,16 @@ impl Daemon {
             self.run_blocking(StopFlag::default(), move |stop| GitWorktree::open(&open_path, stop)).await?;
         let tree = tree.map_err(worktree_refused)?;
         let _one_at_a_time = self.key_locks.lock(repository_key(&tree.common_dir)).await;
-        let message = merge_message(session);
+        let message = match &request.message {
+            Some(message) if message.trim().is_empty() || message.contains('\0') => {
+                return Err(ApiError::new(
+                    ErrorCode::InvalidValue,
+                    "`message` must be text that is not empty",
+                ));
+            }
+            Some(message) => message.clone(),
+            None => merge_message(session),
+        };
         let scratch = self.home.worktrees().join(SCRATCH_DIR).join(session.id.as_str());
         let work = move |stop: &StopFlag| {
             let into = request.into.as_deref();
