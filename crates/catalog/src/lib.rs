@@ -239,6 +239,7 @@ pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::Pro
         version: found.as_deref().and_then(|program| versions.version_of(program)),
         tested: manifest.agent.tested.clone(),
         program: found.map(|program| program.display().to_string()),
+        command: programs::searched_name(manifest),
         steers: manifest.can_steer(),
         resumes: manifest.resume.by == ResumeMethod::Driver
             && !matches!(driver, DriverKind::Exec | DriverKind::Pty | DriverKind::Worker),

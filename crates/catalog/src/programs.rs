@@ -2,6 +2,7 @@
 //! so the result is cached for as long as the file stays the same.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -35,10 +36,48 @@ pub fn find_program(manifest: &Manifest) -> Option<PathBuf> {
     find_on_path(name).or_else(|| in_listed_places().filter(|_| *name == manifest.agent.binary))
 }
 
+/// The name under which the agent's program is searched in the `PATH`; `None` if nothing is searched.
+pub fn searched_name(manifest: &Manifest) -> Option<String> {
+    let name = manifest.command().into_iter().next()?;
+    let is_searched = manifest.driver().has_program() && name != SELF_PROGRAM && !name.contains('/');
+    is_searched.then_some(name)
+}
+
+/// Where the agent's program was looked for, for people.
+pub fn searched_places(manifest: &Manifest) -> String {
+    let Some(name) = searched_name(manifest) else {
+        return manifest.command().into_iter().next().unwrap_or_default();
+    };
+    let path = std::env::var("PATH").unwrap_or_else(|_| DEFAULT_PATH.to_owned());
+    let places = manifest.agent.places.iter().filter(|_| name == manifest.agent.binary);
+    let places: String = places.map(|place| format!(", {place}")).collect();
+    format!("`{name}` in the daemon's PATH ({path}){places}")
+}
+
+/// The manifest with this program, which somebody else has found. Its folder comes first in the agent's `PATH`, because
+/// what its first line needs (`node`) is often installed beside it. A program that is gone is not used.
+#[must_use]
+pub fn with_given_program(mut manifest: Manifest, program: &Path) -> Manifest {
+    let (Some(path), Some(folder)) = (program.to_str(), program.parent()) else { return manifest };
+    if !is_program(program) || !manifest.driver().has_program() {
+        return manifest;
+    }
+    let mut command = manifest.command();
+    if let Some(name) = command.first_mut() {
+        path.clone_into(name);
+    }
+    let usual = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&usual));
+    if let Ok(Ok(folders)) = std::env::join_paths(folders).map(OsString::into_string) {
+        manifest.startup.env.entry("PATH".to_owned()).or_insert(folders);
+    }
+    with_command(manifest, command)
+}
+
 /// The manifest with the path of its program filled in, so that starting it needs no search. A manifest whose program
 /// is not found is left as it is: the start reports the better error.
 #[must_use]
-pub fn with_program_path(mut manifest: Manifest) -> Manifest {
+pub fn with_program_path(manifest: Manifest) -> Manifest {
     if !manifest.driver().has_program() {
         return manifest;
     }
@@ -49,6 +88,11 @@ pub fn with_program_path(mut manifest: Manifest) -> Manifest {
     {
         command[0] = path.to_owned();
     }
+    with_command(manifest, command)
+}
+
+/// The manifest with this command, whichever part of it the command came from.
+fn with_command(mut manifest: Manifest, command: Vec<String>) -> Manifest {
     manifest.agent.driver = Some(manifest.driver());
     manifest.fast_path.acp_stdio = None;
     manifest.fast_path.stream_json = None;
@@ -71,7 +115,8 @@ pub fn with_isolation(mut manifest: Manifest, below: &Path) -> Manifest {
     manifest
 }
 
-fn find_on_path(name: &str) -> Option<PathBuf> {
+/// The program of this name in the `PATH` of this process, or the program at this path.
+pub fn find_on_path(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(expand_home(name)).filter(|path| is_program(path));
     }
@@ -86,7 +131,8 @@ fn expand_home(place: &str) -> PathBuf {
     }
 }
 
-fn is_program(path: &Path) -> bool {
+/// Whether this is a file that can be executed.
+pub fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }
 

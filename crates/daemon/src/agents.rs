@@ -72,9 +72,25 @@ impl LocalAgents {
     }
 
     /// The manifest to start an agent with: the path of its program is resolved, and its isolated folders are created.
-    pub(crate) fn launch_manifest(&self, name: &str, project: &Path) -> Option<Manifest> {
-        let manifest = programs::with_program_path(self.catalog(Some(project)).get(name)?);
+    /// `program` is the one that the session was created with, if any.
+    pub(crate) fn launch_manifest(
+        &self,
+        name: &str,
+        project: &Path,
+        program: Option<&Path>,
+    ) -> Option<Manifest> {
+        let manifest = self.catalog(Some(project)).get(name)?;
+        let manifest = match program {
+            Some(program) => programs::with_given_program(manifest, program),
+            None => manifest,
+        };
+        let manifest = programs::with_program_path(manifest);
         Some(programs::with_isolation(manifest, &self.isolated_folder))
+    }
+
+    /// Where the program of an agent is looked for, for people.
+    pub(crate) fn searched_places(&self, name: &str, project: &Path) -> Option<String> {
+        Some(programs::searched_places(&self.catalog(Some(project)).get(name)?))
     }
 
     /// The project's worktree settings, if the project is trusted at its current content.

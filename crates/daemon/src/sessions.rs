@@ -137,6 +137,7 @@ impl Daemon {
         };
         let created = SessionCreated {
             agent: new.agent,
+            program: new.program,
             title: new.title,
             model: new.model,
             system_prompt: new.system_prompt,
@@ -201,9 +202,13 @@ impl Daemon {
 
     fn check_agent(&self, new: &NewSession, project: &Path) -> Result<(), ApiError> {
         let agent = self.workers.agent(&new.agent, project)?;
-        if !agent.available {
+        if let Some(program) = &new.program {
+            check_program(program, agent.command.is_some() && self.workers.is_local(&new.agent))?;
+        } else if !agent.available {
             let how = agent.install.as_deref().unwrap_or("put its program on the PATH");
-            let message = format!("{} cannot start here; to install it: {how}", agent.name);
+            let places = self.workers.agents().searched_places(&new.agent, project);
+            let looked = places.map(|places| format!("; looked for {places}")).unwrap_or_default();
+            let message = format!("{} cannot start here{looked}; to install it: {how}", agent.name);
             return Err(ApiError::new(ErrorCode::AgentUnavailable, message).with_detail("install", how));
         }
         let unsupported = |setting: &str, message: String| {
@@ -274,6 +279,20 @@ impl Daemon {
         };
         check_limits(&limits)?;
         Ok(SettingsUpdate { title, model, policy, limits: limits_changed.then_some(limits) })
+    }
+}
+
+/// Checks the program that a caller found for an agent.
+fn check_program(program: &str, is_searched: bool) -> Result<(), ApiError> {
+    if !is_searched {
+        return Err(invalid_value(
+            "`program` is only for an agent of this machine whose program is searched in the PATH",
+        ));
+    }
+    let path = Path::new(program);
+    match path.is_absolute() && qd_catalog::programs::is_program(path) {
+        true => Ok(()),
+        false => Err(invalid_value("`program` must be the absolute path of a program")),
     }
 }
 

@@ -72,6 +72,10 @@ pub struct NewSession {
     /// Name of the agent, as listed by `GET /v1/agents`; `NAME@LABEL` for an agent on a joined machine; or a form
     /// such as `acp:CMD` that describes an agent by itself.
     pub agent: String,
+    /// Absolute path of the agent's program, which may differ from the one that the daemon would find in its own `PATH`.
+    /// Only accepted over the daemon's socket, and only for an agent of this machine that has a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// Title for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
@@ -496,6 +500,10 @@ pub struct Agent {
     /// Path of the agent's program on this machine.
     #[serde(default)]
     pub program: Option<String>,
+    /// Name of the agent's program, which is searched in the `PATH`. Absent if the agent has none, or its manifest gives
+    /// a path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
     /// Whether a running turn can be steered.
     pub steers: bool,
     /// Whether a new process of the agent can resume a conversation.

@@ -5,7 +5,7 @@
 mod control;
 mod directories;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,6 +53,8 @@ pub struct AgentOffer {
     pub agent: Agent,
     /// How the agent is started on this machine.
     pub manifest: Manifest,
+    /// The variables of this machine that its manifest lists. The session's own come first.
+    pub env: BTreeMap<String, String>,
 }
 
 /// Opens streams to the daemon.
@@ -192,6 +194,9 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
         };
         // Never the daemon's manifest: each machine decides for itself which program it starts.
         spec.manifest = Some(Box::new(offer.manifest.clone()));
+        for (name, value) in &offer.env {
+            spec.env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
         match resolve_directory(&spec.cwd, self.options.workspace_root.as_deref()) {
             Ok(here) => spec.cwd = here,
             Err(message) => return Some(session_refused(id, "path_not_found", message)),

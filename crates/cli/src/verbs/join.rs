@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::VerbContext;
+use super::{VerbContext, workspace};
 use crate::args::JoinArgs;
 use crate::client::host::DaemonHost;
 use crate::client::tls::{CertificateTrust, TlsHandshakeError};
@@ -131,7 +131,8 @@ fn collect_offers(home: &DaemonHome, named: &[String]) -> Result<Vec<AgentOffer>
         let about = qd_catalog::agent_listing(&manifest, "", &ProgramVersions::default());
         let manifest =
             programs::with_isolation(programs::with_program_path(manifest), &home.isolated_agents());
-        Ok(AgentOffer { agent: about, manifest })
+        let env = workspace::own_variables(&manifest.startup.pass_env);
+        Ok(AgentOffer { agent: about, manifest, env })
     };
     let offers: Vec<AgentOffer> =
         if named.is_empty() { &names } else { named }.iter().map(offer).collect::<Result<_>>()?;

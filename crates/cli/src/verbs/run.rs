@@ -68,16 +68,19 @@ async fn open_session(
     let policy = flags.policy.as_deref().map(prompt::read_policy).transpose()?;
     let workspace = workspace::open_workspace(client, flags.dir.as_deref()).await?;
     let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
+    let own_program = |name: &str| workspace::own_program(client, &workspace, &agents, name);
     let name = match &flags.agent {
         Some(name) => name.clone(),
         None => {
             let config = DaemonConfig::load(&context.locator.home).context("the settings are not valid")?;
-            choose_agent(config.agent.value, &agents, &context.out)?
+            let is_installed = |agent: &Agent| agent.available || own_program(&agent.name).is_some();
+            choose_agent(config.agent.value, &agents, is_installed, &context.out)?
         }
     };
     let mut env = workspace::passed_variables(&workspace, &agents, [name.as_str()]);
     env.extend(workspace::given_variables(&flags.env)?);
     let new = NewSession {
+        program: own_program(&name),
         agent: name.clone(),
         title: flags.title.clone(),
         model: flags.model.clone(),
@@ -97,11 +100,16 @@ async fn open_session(
 
 /// The configured agent, else the only one installed. Nobody chooses among several for the user; if there is none,
 /// `echo` shows how a run looks.
-fn choose_agent(configured: Option<String>, agents: &[Agent], out: &CliOutput) -> Result<String> {
+fn choose_agent(
+    configured: Option<String>,
+    agents: &[Agent],
+    is_installed: impl Fn(&Agent) -> bool,
+    out: &CliOutput,
+) -> Result<String> {
     if let Some(name) = configured {
         return Ok(name);
     }
-    let is_found = |agent: &&Agent| agent.available && !BUILT_IN.contains(&agent.name.as_str());
+    let is_found = |agent: &&Agent| is_installed(agent) && !BUILT_IN.contains(&agent.name.as_str());
     let found: Vec<&str> = agents.iter().filter(is_found).map(|agent| agent.name.as_str()).collect();
     match found[..] {
         [] => {
@@ -148,6 +156,9 @@ mod tests {
     #[test]
     fn the_agent_is_the_configured_one_else_the_only_one_found_and_echo_only_where_there_is_none() {
         let out = CliOutput::new(false);
+        let choose_agent = |configured, agents: &[Agent], out| {
+            choose_agent(configured, agents, |agent| agent.available, out)
+        };
         let built_in = [agent("echo", true), agent("script", true)];
         let one = [agent("echo", true), agent("claude", true), agent("codex", false)];
         let two = [agent("echo", true), agent("claude", true), agent("codex", true)];

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 
+use qd_catalog::programs;
 use qd_protocol::api::{Agent, NewWorkspace, Workspace};
 
 use crate::client::DaemonClient;
+use crate::client::host::DaemonHost;
 use crate::failure::{CliFailure, Result};
 
 /// The workspace of a directory, by default the current one. Creates it if needed.
@@ -30,7 +32,7 @@ pub(super) fn passed_variables<'a>(
 ) -> BTreeMap<String, String> {
     let mut listed: Vec<String> = Vec::new();
     for name in names {
-        match agents.iter().find(|agent| agent.name == name) {
+        match find_agent(agents, name) {
             Some(agent) => listed.extend(agent.env.iter().cloned()),
             // An agent that is described only by its name (such as an address) is not in the list.
             None => {
@@ -39,7 +41,40 @@ pub(super) fn passed_variables<'a>(
             }
         }
     }
-    qd_catalog::select_variables(&listed, utf8_variables(std::env::vars_os()))
+    own_variables(&listed)
+}
+
+/// The variables of this process that match these patterns.
+pub(super) fn own_variables(patterns: &[String]) -> BTreeMap<String, String> {
+    qd_catalog::select_variables(patterns, utf8_variables(std::env::vars_os()))
+}
+
+/// The listed agent with this name. `NAME@LABEL` runs on another machine, but is the same agent as `NAME` here.
+fn find_agent<'a>(agents: &'a [Agent], name: &str) -> Option<&'a Agent> {
+    let by_name = |name: &str| agents.iter().find(|agent| agent.name == name);
+    by_name(name).or_else(|| by_name(name.rsplit_once('@')?.0))
+}
+
+/// The program of an agent as this process finds it in its own `PATH`, if that is another one than the daemon's. Only for
+/// a daemon on this machine.
+pub(super) fn own_program(
+    client: &DaemonClient,
+    workspace: &Workspace,
+    agents: &[Agent],
+    name: &str,
+) -> Option<String> {
+    if !matches!(client.host(), DaemonHost::Unix(_)) {
+        return None;
+    }
+    let (command, program) = match agents.iter().find(|agent| agent.name == name) {
+        Some(agent) => (agent.command.clone()?, agent.program.as_deref()),
+        None => {
+            let described = qd_catalog::manifest_from_name_in(name, Path::new(&workspace.path)).ok()?;
+            (programs::searched_name(&described)?, None)
+        }
+    };
+    let found = std::path::absolute(programs::find_on_path(&command)?).ok()?;
+    found.into_os_string().into_string().ok().filter(|found| Some(found.as_str()) != program)
 }
 
 /// The variables of `--env`: `NAME=VALUE`, or `NAME` for the value that it has here.

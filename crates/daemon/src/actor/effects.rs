@@ -1,6 +1,6 @@
 //! Performs the effects of a step, once the events that decided them are in the journal.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -115,12 +115,20 @@ impl SessionActor {
         let is_local = self.daemon.workers.is_local(&self.state.settings.agent);
         let project = self.daemon.workspace_path(&self.session.workspace, is_local).await;
         let mut manifest = None;
-        let cwd = match (project, &self.state.settings) {
-            (Ok(project), SessionCreated { agent, worktree: Some(_), directory: Some(directory), .. }) => {
-                manifest = self.daemon.workers.agents().launch_manifest(agent, &project).map(Box::new);
+        let SessionCreated { agent, program, worktree, directory, .. } = &self.state.settings;
+        let program = program.as_deref().map(Path::new);
+        let cwd = match (project, worktree, directory) {
+            (Ok(project), Some(_), Some(directory)) => {
+                manifest = self.daemon.workers.agents().launch_manifest(agent, &project, program);
                 Ok(PathBuf::from(directory))
             }
-            (project, _) => project,
+            (Ok(project), ..) => {
+                if program.is_some() {
+                    manifest = self.daemon.workers.agents().launch_manifest(agent, &project, program);
+                }
+                Ok(project)
+            }
+            (Err(error), ..) => Err(error),
         };
         let (env, cwd) = match (env, cwd) {
             (Ok(env), Ok(cwd)) => (env, cwd),
@@ -138,7 +146,7 @@ impl SessionActor {
             env,
             agent_session_id: self.state.agent_session_id.clone(),
             last_active: self.state.last_finished,
-            manifest,
+            manifest: manifest.map(Box::new),
             after: self.state.last_update_number,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };

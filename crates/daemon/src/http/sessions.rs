@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
@@ -13,7 +14,7 @@ use qd_journal::{EventFilter, EventTopic, SessionFilter, SessionRow};
 use qd_protocol::api::{EventPage, Message, NewSession, ReferenceKind, Session, SessionPatch};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::PAGE_MAX;
-use qd_protocol::{ApiError, EventBody, EventNumber, SessionId, WorkspaceId};
+use qd_protocol::{ApiError, ErrorCode, EventBody, EventNumber, SessionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -30,7 +31,7 @@ use super::list::{ListPage, ListQuery, page_limit, parse_after, read_filtered};
 use super::unreadable_row;
 use crate::actor::ActorMessage;
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{HttpError, Json};
+use crate::edge::{ConnectionPeer, HttpError, Json};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -162,8 +163,15 @@ async fn list_all_sessions(
 async fn create_session(
     State(daemon): State<Arc<Daemon>>,
     PathIds(workspace): PathIds<WorkspaceId>,
+    peer: Option<Extension<ConnectionPeer>>,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewSession>>,
 ) -> Result<(StatusCode, Json<Session>), HttpError> {
+    // Whoever may choose the program can run anything as this user. Over the socket that is the user anyway.
+    let is_socket = matches!(peer, Some(Extension(ConnectionPeer::Unix { .. })));
+    if new.program.is_some() && !is_socket {
+        let message = "`program` is only accepted over the daemon's socket; leave it out";
+        return Err(ApiError::new(ErrorCode::InvalidValue, message).into());
+    }
     let entry = daemon.workspaces.get(&workspace)?;
     let create = |key| async {
         let session = Box::pin(daemon.create_session(&entry, new, key)).await?;

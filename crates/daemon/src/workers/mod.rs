@@ -264,7 +264,7 @@ impl Workers {
             Some(RemoteAgentName { agent, .. }) => spec.agent = agent,
             // An agent that works in a worktree already has the manifest of its project.
             None if spec.manifest.is_some() => {}
-            None => spec.manifest = self.agents.launch_manifest(&spec.agent, &spec.cwd).map(Box::new),
+            None => spec.manifest = self.agents.launch_manifest(&spec.agent, &spec.cwd, None).map(Box::new),
         }
         if tools && spec.manifest.as_ref().is_some_and(|manifest| manifest.capabilities.mcp) {
             self.add_mcp_tools(&mut spec);

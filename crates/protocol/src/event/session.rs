@@ -11,6 +11,9 @@ use crate::policy::Policy;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SessionCreated {
     pub agent: String,
+    /// Path of the agent's program, if the caller resolved it. Absent: the daemon finds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     #[serde(default)]
     pub title: Option<String>,
     /// Model that the agent should use, by the agent's own name for it.
