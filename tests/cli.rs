@@ -128,8 +128,8 @@ async fn run_takes_directory_title_session_and_policy() {
 #[tokio::test]
 async fn an_open_ask_and_the_command_that_answers_it_are_printed_to_stderr_off_a_terminal() {
     let daemon = TestDaemon::start().await;
-    let running =
-        daemon.home.start(&["run", "--agent", "script", &steps(&[ask_bash("make install"), say("!")])]);
+    let script = steps(&[ask_bash("make install"), say("!")]);
+    let running = daemon.home.start(&["run", "--agent", "script", "--on-ask", "wait", &script]);
     let ask = poll_ask(&daemon).await;
     daemon.qd(&["allow", &ask]).await.ok();
     let output = running.wait().await;
@@ -142,6 +142,21 @@ async fn an_open_ask_and_the_command_that_answers_it_are_printed_to_stderr_off_a
 async fn poll_ask(daemon: &TestDaemon) -> String {
     let mut stream = daemon.client().stream("/v1/events?after=0&kinds=ask.opened").await;
     qd_testkit::session::ask_id(&stream.next().await)
+}
+
+#[tokio::test]
+async fn off_a_terminal_run_exits_at_an_ask_and_the_run_goes_on_when_it_is_answered() {
+    let daemon = TestDaemon::start().await;
+    let output = run_script(&daemon, &[], &[ask_bash("make install"), say("!")]).await;
+    assert!(output.stderr.contains("make install") && output.stderr.contains("qd allow"), "{output:?}");
+    assert!(output.stderr.contains("--on-ask wait"), "{output:?}");
+    output.expect_exit(1);
+    let ask = poll_ask(&daemon).await;
+    daemon.qd(&["allow", &ask]).await.ok();
+    let session = only_session(&daemon).await;
+    let waited = daemon.qd(&["wait", &session.id]).await;
+    assert!(waited.ok().contains("end_turn"));
+    assert!(session.runs().await[0]["text"].as_str().unwrap().contains("allowed"));
 }
 
 #[tokio::test]
@@ -470,7 +485,7 @@ async fn stop_says_how_many_agents_go_on_and_workers_when_there_are_none() {
 async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
     let home = TestHome::new();
     let script = steps(&[say("before "), sleep(3000), ask_bash("make"), say(" after")]);
-    let mut run = home.start(&["run", "--agent", "script", "--title", "t", &script]);
+    let mut run = home.start(&["run", "--agent", "script", "--title", "t", "--on-ask", "wait", &script]);
     run.wait_for_stdout("before").await;
     let mut logs = home.start(&["logs", "-f", "t"]);
     logs.wait_for_stdout("before").await;

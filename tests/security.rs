@@ -41,6 +41,32 @@ async fn the_daemon_says_where_it_listens() {
 }
 
 #[tokio::test]
+async fn a_tcp_address_adds_to_the_socket_and_is_printed_first() {
+    let home = TestHome::new();
+    let mut serve = home.start(&["serve", "--listen", "127.0.0.1:0"]);
+    serve.wait_for_stdout("listening on unix:").await;
+    let lines: Vec<&str> = serve.stdout_so_far().lines().collect();
+    assert!(lines[0].starts_with("listening on http://127.0.0.1:"), "{lines:?}");
+    assert_eq!(lines[1], format!("listening on unix:{}", home.socket().display()));
+    home.qd(&["ps"]).await.ok();
+    serve.signal(rustix::process::Signal::TERM);
+    serve.wait().await.ok();
+}
+
+#[tokio::test]
+async fn a_named_socket_replaces_the_usual_one() {
+    let home = TestHome::new();
+    let other = home.sibling_path("other.sock");
+    let address = format!("unix:{}", other.display());
+    let mut serve = home.start(&["serve", "--listen", "127.0.0.1:0", "--listen", &address]);
+    serve.wait_for_stdout(&format!("listening on {address}")).await;
+    assert!(!home.socket().exists());
+    home.qd(&["--host", &address, "ps"]).await.ok();
+    serve.signal(rustix::process::Signal::TERM);
+    serve.wait().await.ok();
+}
+
+#[tokio::test]
 async fn by_default_it_listens_on_the_socket_alone() {
     let daemon = TestDaemon::start().await;
     assert_eq!(daemon.listening(), [format!("listening on unix:{}", daemon.home.socket().display())]);
