@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use qd_protocol::TokenUsage;
 use qd_protocol::event::{EventBody, FinishReason};
 
@@ -48,7 +48,7 @@ impl DaemonMetrics {
     pub(crate) fn count_events<'a>(&self, agent: &str, bodies: impl Iterator<Item = &'a EventBody>) {
         for body in bodies {
             if let EventBody::UsageReported(report) = body {
-                let mut used = self.usage_by_agent.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut used = self.usage_by_agent.lock();
                 *used.entry(agent_label(agent).to_owned()).or_default() += report.usage();
             }
             let counter = match body {
@@ -109,7 +109,7 @@ pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protoco
         "Sessions that had unfinished runs and nothing to wake them, until a check found them. Please report any.",
         get(&stats.stuck_sessions),
     );
-    let used = stats.usage_by_agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let used = stats.usage_by_agent.lock().clone();
     page.write_usage(&used);
     let active = counts.live_sessions.min(counts.unfinished_runs);
     page.write_metric(

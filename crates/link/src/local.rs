@@ -3,8 +3,9 @@
 //! shutdown.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::RunError;
 use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_worker_sdk::executor::panic_message;
@@ -284,7 +285,7 @@ struct LocalLinkState {
 impl LocalLinkShared {
     /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
     fn lock(&self) -> MutexGuard<'_, LocalLinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Takes a piece, or gives it back if the window is full.

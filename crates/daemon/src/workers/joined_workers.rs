@@ -10,9 +10,10 @@ mod route;
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::{AgentLink, LinkOptions};
 use qd_protocol::api::{Agent, JoinedWorker};
 use qd_protocol::event::RunError;
@@ -265,7 +266,7 @@ impl JoinedWorkers {
 
     /// A poisoned lock is fine to use: each assignment under it leaves the data whole.
     fn lock(&self) -> MutexGuard<'_, JoinedWorkersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

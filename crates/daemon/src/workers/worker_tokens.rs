@@ -4,8 +4,8 @@
 use std::fmt;
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_home::{DaemonHome, HomeError, open_private, replace_file};
 use qd_protocol::api::WorkerToken;
 use qd_protocol::{Millis, TokenId};
@@ -134,7 +134,7 @@ impl WorkerTokenStore {
 
     /// Writes the change to disk first, then applies it in memory.
     fn update<T>(&self, change: impl FnOnce(&mut Vec<StoredWorkerToken>) -> T) -> Result<T, HomeError> {
-        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.writing.lock();
         let mut next = self.lock().clone();
         let result = change(&mut next);
         let text = serde_json::to_vec_pretty(&next)
@@ -146,7 +146,7 @@ impl WorkerTokenStore {
 
     /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the list whole.
     fn lock(&self) -> MutexGuard<'_, Vec<StoredWorkerToken>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tokens.lock()
     }
 }
 
