@@ -28,10 +28,7 @@ impl CertificateFingerprint {
 
 impl fmt::Display for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            write!(f, "{}{byte:02X}", if at == 0 { "" } else { ":" })?;
-        }
-        Ok(())
+        f.write_str(&self.0.map(|byte| hex::encode_upper([byte])).join(":"))
     }
 }
 

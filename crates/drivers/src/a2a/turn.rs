@@ -153,7 +153,7 @@ impl<'t> A2aTurn<'t> {
         if let Err(cause) = getrandom::fill(&mut random) {
             return self.cancel_and_end(TurnOutcome::failed(randomness_error(cause)), None);
         }
-        let id: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = hex::encode(random);
         let task_ref = A2aTaskRef { task: self.task.id.clone(), context: self.context.clone() };
         let message = messages::user_message(self.client.card.interface.version, &task_ref, &id, parts);
         let client = Arc::clone(&self.client);
