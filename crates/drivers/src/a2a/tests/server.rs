@@ -108,6 +108,11 @@ impl FakeA2aServer {
         call
     }
 
+    /// Answers the next call with a stream that ends after this event.
+    pub(super) async fn stream_one_event(&mut self, event: Value) {
+        self.next_call().await.start_stream().send_event(event).await;
+    }
+
     /// Whether no call is waiting.
     pub(super) fn has_no_calls(&mut self) -> bool {
         self.calls.try_recv().is_err()
