@@ -233,7 +233,7 @@ struct AgentLinkShared {
 }
 
 impl AgentLinkShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
+    /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, AgentLinkInbox> {
         self.inbox.lock()
     }

@@ -283,7 +283,7 @@ struct LocalLinkState {
 }
 
 impl LocalLinkShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
+    /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, LocalLinkState> {
         self.state.lock()
     }

@@ -286,7 +286,7 @@ impl Drop for EndpointAgent {
 }
 
 impl EndpointShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
+    /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock()
     }

@@ -124,7 +124,7 @@ struct OpenConnectionTable {
 }
 
 impl OpenConnections {
-    /// A poisoned lock is fine to use: every change under it leaves the table whole.
+    /// Every change under the lock leaves the table whole, also if it panics.
     fn lock(&self) -> MutexGuard<'_, OpenConnectionTable> {
         self.0.lock()
     }

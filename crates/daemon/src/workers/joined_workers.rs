@@ -264,7 +264,7 @@ impl JoinedWorkers {
         list
     }
 
-    /// A poisoned lock is fine to use: each assignment under it leaves the data whole.
+    /// Each assignment under the lock leaves the data whole, so a panic does too.
     fn lock(&self) -> MutexGuard<'_, JoinedWorkersState> {
         self.state.lock()
     }

@@ -342,7 +342,7 @@ impl LocalHosts {
         Ok(())
     }
 
-    /// A poisoned lock is fine to use: every change under it is one call, so a panic leaves the map whole.
+    /// Every change under the lock is one call, so a panic leaves the map whole.
     fn children(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
         self.children.lock()
     }

@@ -496,7 +496,7 @@ impl Workers {
         }
     }
 
-    /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the map whole.
+    /// Every change under the lock is one assignment, so a panic leaves the map whole.
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LiveWorker>> {
         self.live.lock()
     }

@@ -144,7 +144,7 @@ impl WorkerTokenStore {
         Ok(result)
     }
 
-    /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the list whole.
+    /// Every change under the lock is one assignment, so a panic leaves the list whole.
     fn lock(&self) -> MutexGuard<'_, Vec<StoredWorkerToken>> {
         self.tokens.lock()
     }
