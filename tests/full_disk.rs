@@ -115,6 +115,16 @@ async fn start_talkers(disk: &SmallDisk) -> Vec<(TestSession, String)> {
     talkers
 }
 
+/// A disk that is full and has been for a while, and the runs that talk meanwhile.
+async fn fill_disk_under_talkers() -> (SmallDisk, Vec<(TestSession, String)>) {
+    let disk = SmallDisk::mount().await;
+    let bystander = disk.daemon.session("echo").await;
+    let talkers = start_talkers(&disk).await;
+    disk.fill(&bystander).await;
+    disk.stay_full().await;
+    (disk, talkers)
+}
+
 async fn expect_whole_text(session: &TestSession, run: &str) {
     let ended = session.wait(run).await;
     assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
@@ -131,11 +141,7 @@ async fn runs_that_meet_a_full_disk_go_on_when_there_is_space_and_lose_nothing()
     if !is_inside("runs_that_meet_a_full_disk_go_on_when_there_is_space_and_lose_nothing") {
         return;
     }
-    let disk = SmallDisk::mount().await;
-    let bystander = disk.daemon.session("echo").await;
-    let talkers = start_talkers(&disk).await;
-    disk.fill(&bystander).await;
-    disk.stay_full().await;
+    let (disk, talkers) = fill_disk_under_talkers().await;
     disk.free();
     for (session, run) in &talkers {
         expect_whole_text(session, run).await;
@@ -148,11 +154,7 @@ async fn a_cancel_on_a_full_disk_stops_the_agent() {
     if !is_inside("a_cancel_on_a_full_disk_stops_the_agent") {
         return;
     }
-    let disk = SmallDisk::mount().await;
-    let bystander = disk.daemon.session("echo").await;
-    let talkers = start_talkers(&disk).await;
-    disk.fill(&bystander).await;
-    disk.stay_full().await;
+    let (disk, talkers) = fill_disk_under_talkers().await;
     let (cancelled, others) = talkers.split_first().unwrap();
     let (session, run) = cancelled;
     session.cancel_run(run).await;

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use hyper::Method;
+use parking_lot::Mutex;
 use qd_testkit::git::make_repository;
 use qd_testkit::home::signal;
 use qd_testkit::stream::summarize_events;
@@ -163,7 +164,7 @@ impl StormDeck {
     }
 
     pub(crate) fn record<T>(&self, change: impl FnOnce(&mut StormRecord) -> T) -> T {
-        change(&mut self.record.lock().expect("nobody panics with this lock"))
+        change(&mut self.record.lock())
     }
 
     pub(crate) fn violation(&self, session: Option<&str>, what: String) {
@@ -182,15 +183,15 @@ impl StormDeck {
     }
 
     pub(crate) fn add_session(&self, session: StormSession) {
-        self.sessions.lock().expect("nobody panics with this lock").push(session);
+        self.sessions.lock().push(session);
     }
 
     pub(crate) fn remove_session(&self, id: &str) {
-        self.sessions.lock().expect("nobody panics with this lock").retain(|session| session.id != id);
+        self.sessions.lock().retain(|session| session.id != id);
     }
 
     pub(crate) fn open_sessions(&self) -> Vec<StormSession> {
-        self.sessions.lock().expect("nobody panics with this lock").clone()
+        self.sessions.lock().clone()
     }
 
     /// One request. `None` if there was no complete response, because the daemon or the network was broken. A status
@@ -300,7 +301,7 @@ impl StormDeck {
     /// The report. If something was violated, the home is kept.
     pub(crate) async fn report(&self) -> StormReport {
         let daemon = self.daemon.lock().await;
-        let record = self.record.lock().expect("nobody panics with this lock");
+        let record = self.record.lock();
         let kept = (!record.violations.is_empty()).then(|| {
             let kept = format!("/tmp/q-storm-{}", self.options.seed);
             let _old = std::fs::remove_dir_all(&kept);

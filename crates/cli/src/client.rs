@@ -20,6 +20,7 @@ use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use parking_lot::{Mutex, MutexGuard};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use qd_link::socket::{Role, Socket, request_key};
 use qd_protocol::api::{NEXT_AFTER, VERSION_HEADER};
 use qd_protocol::error::{ErrorBody, ErrorDoc};
@@ -36,6 +37,8 @@ use liveness::REQUEST_PROBE_AFTER;
 /// How many times a request is sent when its connection breaks. Every request is safe to repeat: a POST carries an
 /// `Idempotency-Key`.
 const MAX_ATTEMPTS: u32 = 5;
+/// The characters of a value that are escaped in a query or a path: all that RFC 3986 does not leave as they are.
+const ESCAPED_IN_URLS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// Delay before the second attempt; doubled before each further one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// How long to wait for a daemon that was stopped on purpose. A restart takes less.
@@ -392,15 +395,7 @@ impl DaemonClient {
 
 /// Percent-encodes a value for a query or a path.
 pub(crate) fn percent_encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
+    utf8_percent_encode(text, ESCAPED_IN_URLS).to_string()
 }
 
 /// A new random id for a run or a request.

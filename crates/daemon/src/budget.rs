@@ -4,8 +4,9 @@
 //! Design: docs/design/rows-with-their-events.md
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use qd_core::session::SessionCommand;
 use qd_journal::{JournalReadError, SessionFilter, SessionKey};
 use qd_protocol::ApiError;
@@ -22,13 +23,13 @@ pub(crate) struct SpentBudgets {
 impl SpentBudgets {
     /// Whether any budget of this lineage is spent: a session's own or one above it.
     pub(crate) fn any_spent(&self, lineage: &[SessionKey]) -> bool {
-        let spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
+        let spent = self.spent.lock();
         !spent.is_empty() && lineage.iter().any(|key| spent.contains(key))
     }
 
     /// Stores a verdict. Returns true if this budget was not known to be spent before.
     fn set_spent(&self, key: SessionKey, is_spent: bool) -> bool {
-        let mut spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spent = self.spent.lock();
         if is_spent {
             return spent.insert(key);
         }

@@ -2,10 +2,11 @@
 //! Requests reach their session's actor through here. Nothing here decides a transition.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qd_core::session::SessionCommand;
 use qd_home::{DaemonConfig, DaemonHome};
 use qd_journal::{
@@ -193,7 +194,7 @@ impl Daemon {
 
     /// Spawns a task that the daemon owns: shutdown waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         while let Some(ended) = tasks.try_join_next() {
             report_panic(ended);
         }
@@ -349,7 +350,7 @@ impl Daemon {
 
     /// The halt as the API shows it.
     pub(crate) fn halt_status(&self) -> api::HaltStatus {
-        self.halt_status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.halt_status.lock().clone()
     }
 
     /// Sets the flag that every step reads.
@@ -359,7 +360,7 @@ impl Daemon {
 
     /// Sets the halt as the API shows it.
     pub(crate) fn set_halt_status(&self, halt: api::HaltStatus) {
-        *self.halt_status.lock().unwrap_or_else(PoisonError::into_inner) = halt;
+        *self.halt_status.lock() = halt;
     }
 
     /// Begins the shutdown: no new work is accepted, streams end, actors finish what they have begun.
@@ -389,7 +390,7 @@ impl Daemon {
         }
         loop {
             // A task that ends may have spawned another.
-            let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut tasks = std::mem::take(&mut *self.tasks.lock());
             if tasks.is_empty() {
                 return;
             }

@@ -1,10 +1,11 @@
 //! Checks the journal for damage: slowly in the background, and at once for `qd doctor`. The journal reads itself in
 //! small steps; this file decides when and how fast, logs what is found, and keeps the last result for the metrics.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use qd_journal::{JournalCheck, JournalReadError};
 use qd_protocol::Millis;
 use qd_protocol::api::JournalCheckReport;
@@ -98,7 +99,7 @@ impl Daemon {
         let checks = &self.journal_checks;
         checks.finished.fetch_add(1, Ordering::Relaxed);
         checks.damaged_places.store(report.damage.len() as u64, Ordering::Relaxed);
-        let mut logged = checks.logged.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut logged = checks.logged.lock();
         let found: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
         for damage in found.iter().filter(|damage| !logged.contains(damage)) {
             tracing::error!("the journal is damaged: {damage}; `qd doctor` says what to do");

@@ -4,7 +4,9 @@
 //! Design: docs/design/keyed-locks.md
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Locks by name. A name that is not locked takes no memory.
 #[derive(Debug, Default)]
@@ -24,7 +26,7 @@ impl KeyedLocks {
     /// Waits until nobody else holds `key`.
     pub(crate) async fn lock(&self, key: String) -> KeyedLockGuard {
         let mutex = {
-            let mut locks = self.locks.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut locks = self.locks.lock();
             Arc::clone(locks.entry(key.clone()).or_default())
         };
         let guard = mutex.lock_owned().await;
@@ -34,7 +36,7 @@ impl KeyedLocks {
 
 impl Drop for KeyedLockGuard {
     fn drop(&mut self) {
-        let mut locks = self.locks.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut locks = self.locks.lock();
         self.guard = None;
         // Only the map refers to the lock now, so nobody waits for it.
         if locks.get(&self.key).is_some_and(|mutex| Arc::strong_count(mutex) == 1) {

@@ -43,6 +43,8 @@ mod registry;
 mod serve;
 mod sessions;
 mod sync;
+#[cfg(test)]
+mod temporary_home;
 mod text_merging;
 mod user_content;
 mod workers;

@@ -382,11 +382,10 @@ fn make_private_folder(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::temporary_home::temporary_home;
 
     fn folder() -> (tempfile::TempDir, DaemonHome, SessionId, PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(dir.path().join("home")));
-        home.prepare().unwrap();
+        let (dir, home) = temporary_home();
         let session = SessionId::from_random(&[7; 8]);
         make_folders(&home, &session).unwrap();
         let folder = home.mail().join(session.as_str());

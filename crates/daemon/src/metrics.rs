@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
+use qd_journal::JournalCounts;
 use qd_protocol::TokenUsage;
 use qd_protocol::event::{EventBody, FinishReason};
 
@@ -48,7 +49,7 @@ impl DaemonMetrics {
     pub(crate) fn count_events<'a>(&self, agent: &str, bodies: impl Iterator<Item = &'a EventBody>) {
         for body in bodies {
             if let EventBody::UsageReported(report) = body {
-                let mut used = self.usage_by_agent.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut used = self.usage_by_agent.lock();
                 *used.entry(agent_label(agent).to_owned()).or_default() += report.usage();
             }
             let counter = match body {
@@ -75,124 +76,54 @@ fn agent_label(agent: &str) -> &str {
 
 /// Renders the metrics page.
 pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protocol::ApiError> {
-    let stats = &daemon.metrics;
-    let journal = daemon.journal.stats();
     let counts = daemon.journal.counts().await.map_err(crate::daemon::read_failed)?;
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let mut page = MetricsPage(String::with_capacity(8 << 10));
-    page.write_metric(
-        "quarterdeck_runs_accepted_total",
-        "counter",
-        "Accepted prompts.",
-        get(&stats.runs_accepted),
-    );
-    page.write_metric(
-        "quarterdeck_runs_started_total",
-        "counter",
-        "Runs that have started.",
-        get(&stats.runs_started),
-    );
-    page.write_header("quarterdeck_runs_finished_total", "counter", "Finished runs, by reason.");
-    for ((_, reason), counter) in FINISH_REASONS.iter().zip(&stats.runs_finished) {
-        page.write_sample(&format!("quarterdeck_runs_finished_total{{reason=\"{reason}\"}}"), get(counter));
-    }
-    page.write_metric(
-        "quarterdeck_cancels_total",
-        "counter",
-        "Cancel requests for runs.",
-        get(&stats.cancels),
-    );
-    page.write_metric("quarterdeck_asks_total", "counter", "Opened asks.", get(&stats.asks_opened));
-    page.write_metric(
-        "quarterdeck_stuck_sessions_total",
-        "counter",
-        "Sessions that had unfinished runs and nothing to wake them, until a check found them. Please report any.",
-        get(&stats.stuck_sessions),
-    );
-    let used = stats.usage_by_agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    page.write_run_counters(&daemon.metrics);
+    let used = daemon.metrics.usage_by_agent.lock().clone();
     page.write_usage(&used);
-    let active = counts.live_sessions.min(counts.unfinished_runs);
-    page.write_metric(
-        "quarterdeck_runs_active",
-        "gauge",
-        "Active runs: the first unfinished run of each session.",
-        active,
-    );
-    page.write_metric(
-        "quarterdeck_runs_queued",
-        "gauge",
-        "Queued runs, behind another run of their session.",
-        counts.unfinished_runs - active,
-    );
-    page.write_metric(
-        "quarterdeck_asks_waiting",
-        "gauge",
-        "Asks that wait for an answer.",
-        counts.pending_asks,
-    );
-    page.write_metric("quarterdeck_sessions_open", "gauge", "Open sessions.", counts.open_sessions);
-    page.write_metric(
-        "quarterdeck_sessions_awake",
-        "gauge",
-        "Sessions with an actor in memory.",
-        daemon.awake_count() as u64,
-    );
-    page.write_metric("quarterdeck_streams_open", "gauge", "Open event streams.", get(&stats.open_streams));
-    page.write_metric("quarterdeck_halted", "gauge", "1 while a halt is set.", u64::from(daemon.is_halted()));
-    page.write_metric("quarterdeck_events_total", "counter", "Events journalled.", get(&journal.events));
-    page.write_metric(
-        "quarterdeck_head_seq",
-        "gauge",
-        "The last seq in the journal.",
-        daemon.journal.head().0,
-    );
-    page.write_metric(
-        "quarterdeck_commits_total",
-        "counter",
-        "Commits of the journal.",
-        get(&journal.commits),
-    );
-    page.write_metric(
-        "quarterdeck_commits_failed_total",
-        "counter",
-        "Failed commits of the journal.",
-        get(&journal.failed_commits),
-    );
-    let checks = &daemon.journal_checks;
-    page.write_metric(
-        "quarterdeck_journal_checks_total",
-        "counter",
-        "Complete checks of the journal for damage.",
-        get(&checks.finished),
-    );
-    page.write_metric(
-        "quarterdeck_journal_damaged_places",
-        "gauge",
-        "Damaged places that the last check of the journal found.",
-        get(&checks.damaged_places),
-    );
-    page.write_header("quarterdeck_commit_seconds", "histogram", "Duration of a commit with its sync.");
-    for (bound, count) in journal.commit_us.cumulative() {
-        let bound = bound as f64 / 1e6;
-        page.write_sample(&format!("quarterdeck_commit_seconds_bucket{{le=\"{bound}\"}}"), count);
-    }
-    page.write_sample("quarterdeck_commit_seconds_bucket{le=\"+Inf\"}", journal.commit_us.count());
-    let seconds = journal.commit_us.sum() as f64 / 1e6;
-    page.0.push_str(&format!("quarterdeck_commit_seconds_sum {seconds}\n"));
-    page.write_sample("quarterdeck_commit_seconds_count", journal.commit_us.count());
-    page.write_header("quarterdeck_http_answers_total", "counter", "HTTP responses, by status class.");
-    for (class, counter) in stats.responses.iter().enumerate().skip(2) {
-        page.write_sample(&format!("quarterdeck_http_answers_total{{class=\"{class}xx\"}}"), get(counter));
-    }
+    page.write_current_numbers(daemon, &counts);
+    page.write_journal(daemon);
+    page.write_responses(&daemon.metrics);
     Ok(page.0)
 }
 
+fn read_counter(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// The page, to which each method appends the metrics of one part.
 struct MetricsPage(String);
 
 impl MetricsPage {
-    fn write_metric(&mut self, name: &str, kind: &str, help: &str, value: u64) {
-        self.write_header(name, kind, help);
-        self.write_sample(name, value);
+    fn write_run_counters(&mut self, metrics: &DaemonMetrics) {
+        self.write_counter(
+            "quarterdeck_runs_accepted_total",
+            "Accepted prompts.",
+            read_counter(&metrics.runs_accepted),
+        );
+        self.write_counter(
+            "quarterdeck_runs_started_total",
+            "Runs that have started.",
+            read_counter(&metrics.runs_started),
+        );
+        self.write_header("quarterdeck_runs_finished_total", "counter", "Finished runs, by reason.");
+        for ((_, reason), counter) in FINISH_REASONS.iter().zip(&metrics.runs_finished) {
+            self.write_sample(
+                &format!("quarterdeck_runs_finished_total{{reason=\"{reason}\"}}"),
+                read_counter(counter),
+            );
+        }
+        self.write_counter(
+            "quarterdeck_cancels_total",
+            "Cancel requests for runs.",
+            read_counter(&metrics.cancels),
+        );
+        self.write_counter("quarterdeck_asks_total", "Opened asks.", read_counter(&metrics.asks_opened));
+        self.write_counter(
+            "quarterdeck_stuck_sessions_total",
+            "Sessions that had unfinished runs and nothing to wake them, until a check found them. Please report any.",
+            read_counter(&metrics.stuck_sessions),
+        );
     }
 
     fn write_usage(&mut self, used: &BTreeMap<String, TokenUsage>) {
@@ -216,6 +147,88 @@ impl MetricsPage {
             let cost = usage.cost_usd;
             self.0.push_str(&format!("quarterdeck_cost_usd_total{{agent=\"{agent}\"}} {cost}\n"));
         }
+    }
+
+    fn write_current_numbers(&mut self, daemon: &Daemon, counts: &JournalCounts) {
+        let active = counts.live_sessions.min(counts.unfinished_runs);
+        self.write_gauge(
+            "quarterdeck_runs_active",
+            "Active runs: the first unfinished run of each session.",
+            active,
+        );
+        self.write_gauge(
+            "quarterdeck_runs_queued",
+            "Queued runs, behind another run of their session.",
+            counts.unfinished_runs - active,
+        );
+        self.write_gauge("quarterdeck_asks_waiting", "Asks that wait for an answer.", counts.pending_asks);
+        self.write_gauge("quarterdeck_sessions_open", "Open sessions.", counts.open_sessions);
+        self.write_gauge(
+            "quarterdeck_sessions_awake",
+            "Sessions with an actor in memory.",
+            daemon.awake_count() as u64,
+        );
+        self.write_gauge(
+            "quarterdeck_streams_open",
+            "Open event streams.",
+            read_counter(&daemon.metrics.open_streams),
+        );
+        self.write_gauge("quarterdeck_halted", "1 while a halt is set.", u64::from(daemon.is_halted()));
+    }
+
+    fn write_journal(&mut self, daemon: &Daemon) {
+        let journal = daemon.journal.stats();
+        self.write_counter("quarterdeck_events_total", "Events journalled.", read_counter(&journal.events));
+        self.write_gauge("quarterdeck_head_seq", "The last seq in the journal.", daemon.journal.head().0);
+        self.write_counter(
+            "quarterdeck_commits_total",
+            "Commits of the journal.",
+            read_counter(&journal.commits),
+        );
+        self.write_counter(
+            "quarterdeck_commits_failed_total",
+            "Failed commits of the journal.",
+            read_counter(&journal.failed_commits),
+        );
+        self.write_counter(
+            "quarterdeck_journal_checks_total",
+            "Complete checks of the journal for damage.",
+            read_counter(&daemon.journal_checks.finished),
+        );
+        self.write_gauge(
+            "quarterdeck_journal_damaged_places",
+            "Damaged places that the last check of the journal found.",
+            read_counter(&daemon.journal_checks.damaged_places),
+        );
+        self.write_header("quarterdeck_commit_seconds", "histogram", "Duration of a commit with its sync.");
+        for (bound, count) in journal.commit_us.cumulative() {
+            let bound = bound as f64 / 1e6;
+            self.write_sample(&format!("quarterdeck_commit_seconds_bucket{{le=\"{bound}\"}}"), count);
+        }
+        self.write_sample("quarterdeck_commit_seconds_bucket{le=\"+Inf\"}", journal.commit_us.count());
+        let seconds = journal.commit_us.sum() as f64 / 1e6;
+        self.0.push_str(&format!("quarterdeck_commit_seconds_sum {seconds}\n"));
+        self.write_sample("quarterdeck_commit_seconds_count", journal.commit_us.count());
+    }
+
+    fn write_responses(&mut self, metrics: &DaemonMetrics) {
+        self.write_header("quarterdeck_http_answers_total", "counter", "HTTP responses, by status class.");
+        for (class, counter) in metrics.responses.iter().enumerate().skip(2) {
+            self.write_sample(
+                &format!("quarterdeck_http_answers_total{{class=\"{class}xx\"}}"),
+                read_counter(counter),
+            );
+        }
+    }
+
+    fn write_counter(&mut self, name: &str, help: &str, value: u64) {
+        self.write_header(name, "counter", help);
+        self.write_sample(name, value);
+    }
+
+    fn write_gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.write_header(name, "gauge", help);
+        self.write_sample(name, value);
     }
 
     fn write_header(&mut self, name: &str, kind: &str, help: &str) {

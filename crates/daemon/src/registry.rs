@@ -164,7 +164,8 @@ impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
     }
 }
 
-/// A poisoned lock is fine to use: every change here is one assignment, so a panic leaves the data whole.
+/// The only lock of the workspace that can be poisoned: shuttle has the standard library's locks and not those of
+/// parking_lot. A poisoned lock is fine to use, because every change here leaves the data whole if it panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -109,26 +109,7 @@ async fn run(
     let mut allow_host = config.allow_host.value.clone();
     allow_host.extend(options.allow_host);
 
-    let journal = Journal::open(
-        home.path(),
-        JournalOptions {
-            faults: faults_from_env(),
-            read_uptime: || read_clocks().uptime,
-            ..JournalOptions::default()
-        },
-    )?;
-    let halt = Daemon::read_halt(&journal).await?;
-    let timeouts = WorkerTimeouts {
-        lease: Duration::from_secs(config.remote_lease_s.value),
-        reach: Duration::from_secs(config.reach_timeout_s.value),
-        orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
-        orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
-    };
-    let agents = LocalAgents::new(&home, config.prices.value.clone());
-    let workers = Workers::new(&home, exe, agents, timeouts)?;
-    let daemon = Daemon::new(journal, home, workers, &config, shares, halt);
-    daemon.load_workspaces().await?;
-
+    let daemon = open_daemon(home, &config, exe, shares).await?;
     let limits = edge::EdgeLimits::with_shares(shares);
     let edge_options = edge::EdgeOptions { listen, allow_host, tls: options.tls, limits };
     let bound = edge::open(&daemon.home, edge_options).await?;
@@ -165,6 +146,41 @@ async fn run(
         _ = interrupt.recv() => {}
         _ = stop_signal.wait_for(|stop| *stop) => {}
     }
+    shut_down(&daemon, serving).await;
+    Ok(())
+}
+
+/// Opens the journal, and makes the daemon with all that the last one left there. Nothing is woken yet.
+async fn open_daemon(
+    home: DaemonHome,
+    config: &DaemonConfig,
+    exe: PathBuf,
+    shares: DescriptorShares,
+) -> Result<Arc<Daemon>, DaemonServeError> {
+    let journal = Journal::open(
+        home.path(),
+        JournalOptions {
+            faults: faults_from_env(),
+            read_uptime: || read_clocks().uptime,
+            ..JournalOptions::default()
+        },
+    )?;
+    let halt = Daemon::read_halt(&journal).await?;
+    let timeouts = WorkerTimeouts {
+        lease: Duration::from_secs(config.remote_lease_s.value),
+        reach: Duration::from_secs(config.reach_timeout_s.value),
+        orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
+        orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
+    };
+    let agents = LocalAgents::new(&home, config.prices.value.clone());
+    let workers = Workers::new(&home, exe, agents, timeouts)?;
+    let daemon = Daemon::new(journal, home, workers, config, shares, halt);
+    daemon.load_workspaces().await?;
+    Ok(daemon)
+}
+
+/// Ends open requests and tasks, and closes the journal. `serving` is the server, unless it has ended by itself.
+async fn shut_down(daemon: &Daemon, serving: Option<impl Future<Output = ()>>) {
     tracing::info!("stopping");
     daemon.stop();
     let shutdown = async {
@@ -179,5 +195,4 @@ async fn run(
     }
     daemon.journal.close().await;
     tracing::info!("stopped");
-    Ok(())
 }

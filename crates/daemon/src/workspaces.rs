@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use qd_core::session::SessionCommand;
 use qd_journal::{
     AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, SessionFilter, WorkspaceKey,
@@ -40,11 +41,11 @@ pub(crate) struct WorkspaceRegistry {
 
 impl WorkspaceRegistry {
     pub(crate) fn by_key(&self, key: WorkspaceKey) -> Option<Arc<WorkspaceEntry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
+        self.entries.read().get(&key).cloned()
     }
 
     pub(crate) fn get(&self, id: &WorkspaceId) -> Result<Arc<WorkspaceEntry>, ApiError> {
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         entries
             .values()
             .find(|entry| entry.id == *id)
@@ -53,13 +54,13 @@ impl WorkspaceRegistry {
     }
 
     fn by_path(&self, path: &str) -> Option<Arc<WorkspaceEntry>> {
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         entries.values().find(|entry| entry.doc.path == path).cloned()
     }
 
     /// All workspaces, in the order of their creation.
     pub(crate) fn all(&self) -> Vec<Arc<WorkspaceEntry>> {
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         let mut all: Vec<_> = entries.values().cloned().collect();
         all.sort_by_key(|entry| entry.key);
         all
@@ -67,11 +68,11 @@ impl WorkspaceRegistry {
 
     fn add(&self, key: WorkspaceKey, doc: Workspace) {
         let entry = WorkspaceEntry { key, id: doc.id.clone(), path: PathBuf::from(&doc.path), doc };
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::new(entry));
+        self.entries.write().insert(key, Arc::new(entry));
     }
 
     fn remove(&self, key: WorkspaceKey) {
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.entries.write().remove(&key);
     }
 }
 

@@ -37,7 +37,7 @@ impl AgentDriver for EchoAgent {
             tokio::select! {
                 // The cancel first: a cancel that has arrived when the last word is sent takes precedence.
                 biased;
-                () = turn.cancelled() => Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
+                () = turn.cancelled() => Ok(DriverTurnEnd::Stopped(TurnOutcome::cancelled())),
                 end = echo(turn, &prompt.text) => end,
             }
         })

@@ -47,7 +47,7 @@ impl ExecAgent {
         prompt: &DriverPrompt,
     ) -> Result<DriverTurnEnd, LinkClosed> {
         if turn.is_cancelled() {
-            return Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled)));
+            return Ok(DriverTurnEnd::Stopped(TurnOutcome::cancelled()));
         }
         let mut program = AgentProgram::from_manifest(&self.manifest, &self.spec);
         let on_stdin = self.manifest.turn.prompt == PromptTransport::Stdin && !has_placeholder(&program.argv);
@@ -86,7 +86,7 @@ impl ExecAgent {
         tokio::select! {
             // The cancel first. The command is a process of the turn, and the caller ends all of those.
             biased;
-            () = turn.cancelled() => return Ok(DriverTurnEnd::Stopped(TurnOutcome::of(TurnStopReason::Cancelled))),
+            () = turn.cancelled() => return Ok(DriverTurnEnd::Stopped(TurnOutcome::cancelled())),
             result = exchange => result?,
         }
         for update in decoder.finish() {

@@ -8,8 +8,9 @@
 //! - A module per driver: `echo`, `exec`, `acp`, `claude`, `codex`, `pty`, `a2a`, `peer`.
 //! - Shared by drivers: `stdio_agent` (an agent that talks on its stdin and stdout), `process` (its process below the
 //!   keeper), `line_transport` (its lines), `emit` (sends updates while the loop goes on), `turn_state` (updates and
-//!   asks of one turn), `pricing` (the cost of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to
-//!   remote agents).
+//!   asks of one turn), `asks` (permission requests, questions and forms), `prompt_content` (the parts of a
+//!   prompt), `pricing` (the cost of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to remote
+//!   agents).
 //! - [`redact`]: removes secrets from what agents say, before anything is stored or sent.
 //! - [`terminal_window`]: where an agent shows its terminal; [`tty`]: gives a program its terminal and becomes it.
 //! - [`root_certificates`]: the certificates that outgoing TLS connections trust.
@@ -19,6 +20,7 @@ mod a2a;
 mod acp;
 pub mod agent_driver;
 pub mod agent_launcher;
+mod asks;
 mod claude;
 mod codex;
 mod dialer;
@@ -34,6 +36,7 @@ pub mod meter;
 mod peer;
 mod pricing;
 mod process;
+mod prompt_content;
 mod pty;
 #[cfg(test)]
 mod recording;

@@ -4,9 +4,9 @@
 //!
 //! Design: docs/design/worker-keeps-time-and-limits.md
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::link::{TurnLimits, TurnStopReason, TurnUpdate};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -131,7 +131,7 @@ impl TurnMeter {
     }
 
     fn lock(&self) -> MutexGuard<'_, MeterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

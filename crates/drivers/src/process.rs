@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qd_catalog::programs::SELF_PROGRAM;
 use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec};
 use qd_protocol::event::RunError;
@@ -224,7 +225,7 @@ impl StderrTail {
     async fn lines(&mut self) -> Vec<String> {
         // If the stream is still open, the lines so far have to do.
         let _done = tokio::time::timeout(STDERR_WAIT, &mut self.task).await;
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.lines.lock().iter().cloned().collect()
     }
 }
 
@@ -268,7 +269,7 @@ fn push_line(lines: &Mutex<VecDeque<String>>, secrets: &SecretMatcher, line: &mu
     if text.is_empty() {
         return;
     }
-    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut lines = lines.lock();
     if lines.len() == LINES_MAX {
         lines.pop_front();
     }

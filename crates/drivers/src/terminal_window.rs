@@ -1,7 +1,9 @@
 //! Where an agent shows its terminal to people who watch. A [`TerminalWindow`] belongs to a session and outlives its
 //! agents, each of which shows its screen there. How viewers are connected is up to the worker.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::pty::shared_screen::{ScreenViewer, SharedScreen};
 
@@ -14,12 +16,12 @@ pub struct TerminalWindow {
 impl TerminalWindow {
     /// Shows this screen from now on, for as long as it exists.
     pub(crate) fn show_screen(&self, screen: &Arc<SharedScreen>) {
-        *self.screen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(screen);
+        *self.screen.lock() = Arc::downgrade(screen);
     }
 
     /// Opens a viewer; `None` if there is no terminal.
     pub fn open_viewer(&self) -> Option<ScreenViewer> {
-        let screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        let screen = self.screen.lock().upgrade()?;
         screen.open_viewer()
     }
 }

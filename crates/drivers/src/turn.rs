@@ -2,8 +2,9 @@
 //! agent puts the turn's commands into the [`DriverInbox`]; drivers never see the link's commands themselves.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::event::{AskAnswer, RunError};
 use qd_protocol::limits::QUEUE_MAX;
@@ -240,6 +241,6 @@ impl DriverInbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, DriverInboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing here knows what the files contain.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -52,12 +52,7 @@ pub enum HomeError {
 /// Writes `content` to `path` with mode 0600, replacing what was there. A reader finds either the old or the new
 /// content, complete, even after a power cut.
 pub fn replace_file(path: &Path, content: &[u8]) -> Result<(), HomeError> {
-    let draft = write_draft(path, content)?;
-    let renamed = fs::rename(&draft, path).map_err(|source| io_error(path, "write", source));
-    if renamed.is_err() {
-        drop(fs::remove_file(&draft));
-    }
-    renamed.and_then(|()| sync_folder_of(path))
+    qd_files::replace_file(path, content).map_err(|source| io_error(path, "write", source))
 }
 
 /// Opens a file that must be ours and readable by nobody else; a looser mode is tightened.
@@ -74,44 +69,17 @@ pub fn open_private(path: &Path) -> Result<File, HomeError> {
 
 pub(crate) fn remove_file_if_present(path: &Path) -> Result<(), HomeError> {
     match fs::remove_file(path) {
-        Ok(()) => sync_folder_of(path),
+        Ok(()) => {
+            qd_files::sync_folder_of(path).map_err(|source| io_error(path, "sync the folder of", source))
+        }
         Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(io_error(path, "remove", source)),
     }
 }
 
-/// Writes `content` to `path` with mode 0600, unless something is there. Linking a finished file is as exclusive as
-/// `O_EXCL`, and no reader ever finds half a token.
+/// Writes `content` to `path` with mode 0600, unless something is there. No reader ever finds half a token.
 pub(crate) fn create_file_if_absent(path: &Path, content: &[u8]) -> Result<(), HomeError> {
-    let draft = write_draft(path, content)?;
-    let linked = fs::hard_link(&draft, path).map_err(|source| io_error(path, "create", source));
-    drop(fs::remove_file(&draft));
-    linked.and_then(|()| sync_folder_of(path))
-}
-
-/// Writes a synced file with this content beside `path`, under a unique name.
-fn write_draft(path: &Path, content: &[u8]) -> Result<PathBuf, HomeError> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random)
-        .map_err(|error| io_error(path, "draw a random name for", io::Error::other(error.to_string())))?;
-    let draft = path.with_file_name(format!(".draft-{:016x}", u64::from_ne_bytes(random)));
-    let written =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).and_then(|mut file| {
-            file.write_all(content)?;
-            file.sync_all()
-        });
-    match written {
-        Ok(()) => Ok(draft),
-        Err(source) => {
-            drop(fs::remove_file(&draft));
-            Err(io_error(path, "write", source))
-        }
-    }
-}
-
-fn sync_folder_of(path: &Path) -> Result<(), HomeError> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|source| io_error(folder, "sync", source))
+    qd_files::create_file(path, content).map_err(|source| io_error(path, "create", source))
 }
 
 pub(crate) fn prepare_private_folder(path: &Path) -> Result<(), HomeError> {

@@ -81,8 +81,7 @@ impl DaemonHome {
             getrandom::fill(&mut random).map_err(|error| {
                 io_error(path, "draw a random token for", io::Error::other(error.to_string()))
             })?;
-            let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-            let text = format!("{prefix}{text}");
+            let text = format!("{prefix}{}", hex::encode(random));
             match create_file_if_absent(path, text.as_bytes()) {
                 // Another process was faster, and its token is the one.
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}

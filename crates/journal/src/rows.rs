@@ -243,33 +243,7 @@ fn put_workspace(db: &Connection, row: &WorkspaceRow) -> Result<(), AppendError>
 }
 
 fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
-    // Try an UPDATE first: most changes are to existing rows, and SQLite then touches only the indexes that differ.
-    let changed = db
-        .prepare_cached(
-            "UPDATE sessions SET workspace = ?2, parent = ?3, title = ?4, closed_at = ?5, live = ?6, owes = ?7,
-             cost_usd = ?8, budget_usd = ?9, updated_at = ?10, doc = ?11 WHERE key = ?1",
-        )?
-        .execute(params![
-            row.key.0,
-            row.workspace.0,
-            row.parent.map(|parent| parent.0),
-            row.title,
-            row.closed_at.map(|at| to_sql_int(at.0)),
-            row.live,
-            row.has_open_work,
-            row.cost_usd,
-            row.budget_usd,
-            to_sql_int(row.updated_at.0),
-            row.doc,
-        ])?;
-    if changed > 0 {
-        return Ok(());
-    }
-    db.prepare_cached(
-        "INSERT INTO sessions(key, id, workspace, parent, title, closed_at, live, owes, cost_usd, budget_usd,
-         updated_at, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
-    )?
-    .execute(params![
+    let values = params![
         row.key.0,
         row.id.as_str(),
         row.workspace.0,
@@ -282,7 +256,23 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
         row.budget_usd,
         to_sql_int(row.updated_at.0),
         row.doc,
-    ])?;
+    ];
+    // Try an UPDATE first: most changes are to existing rows, and SQLite then touches only the indexes that differ. The
+    // id (?2) never changes.
+    let changed = db
+        .prepare_cached(
+            "UPDATE sessions SET workspace = ?3, parent = ?4, title = ?5, closed_at = ?6, live = ?7, owes = ?8,
+             cost_usd = ?9, budget_usd = ?10, updated_at = ?11, doc = ?12 WHERE key = ?1",
+        )?
+        .execute(values)?;
+    if changed > 0 {
+        return Ok(());
+    }
+    db.prepare_cached(
+        "INSERT INTO sessions(key, id, workspace, parent, title, closed_at, live, owes, cost_usd, budget_usd,
+         updated_at, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+    )?
+    .execute(values)?;
     record_session_id(db, row.key, row.id.as_str())
 }
 

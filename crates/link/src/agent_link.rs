@@ -7,9 +7,10 @@ mod link_task;
 mod outbox;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentExitReason, TurnLimits, UpdateNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
@@ -232,9 +233,9 @@ struct AgentLinkShared {
 }
 
 impl AgentLinkShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
+    /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, AgentLinkInbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     /// Takes the next event and wakes the task if it had stopped reading for lack of room.

@@ -6,10 +6,11 @@ mod linked_agent;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use qd_protocol::frame::v1::{self, WorkerLinkFrame};
 use qd_protocol::limits::{CONNECTIONS_MAX, ORPHAN_BUSY_S, ORPHAN_IDLE_S, SPOOL_MAX};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
@@ -64,11 +65,11 @@ impl Subprotocol for LinkSubprotocol {
     ) -> Result<(), SocketError> {
         let hello = read_hello(&mut socket).await?;
         let key = (hello.session.clone(), hello.worker.clone());
-        let known = lock(&self.endpoints).get(&key).map(|registered| registered.endpoint.clone());
+        let known = self.endpoints.lock().get(&key).map(|registered| registered.endpoint.clone());
         if let Some(endpoint) = known {
             return endpoint.serve(socket, hello).await;
         }
-        if lock(&self.endpoints).len() >= CONNECTIONS_MAX {
+        if self.endpoints.lock().len() >= CONNECTIONS_MAX {
             let message = format!(
                 "this worker holds {CONNECTIONS_MAX} sessions already; close some, or use another worker"
             );
@@ -82,7 +83,8 @@ impl Subprotocol for LinkSubprotocol {
     }
 
     fn is_busy(&self) -> bool {
-        lock(&self.endpoints)
+        self.endpoints
+            .lock()
             .values()
             .any(|registered| registered.endpoint.watch_status().borrow().run.is_some())
     }
@@ -114,9 +116,9 @@ impl LinkSubprotocol {
                 // The daemon connects again and finds no session, so it knows that the worker is lost.
                 task_endpoint.disconnect();
             }
-            lock(&endpoints).remove(&task_key);
+            endpoints.lock().remove(&task_key);
         });
-        lock(&self.endpoints).insert(key, RegisteredEndpoint { endpoint: endpoint.clone(), task });
+        self.endpoints.lock().insert(key, RegisteredEndpoint { endpoint: endpoint.clone(), task });
         endpoint
     }
 }
@@ -177,8 +179,4 @@ fn time_until_abandoned(status: &WorkerEndpointStatus) -> Option<Duration> {
     let seconds = if status.run.is_some() { ORPHAN_BUSY_S } else { ORPHAN_IDLE_S };
     (!status.attached)
         .then(|| Duration::from_secs(seconds).saturating_sub(status.attachment_changed_at.elapsed()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,8 +3,9 @@
 //! shutdown.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::RunError;
 use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_worker_sdk::executor::panic_message;
@@ -282,9 +283,9 @@ struct LocalLinkState {
 }
 
 impl LocalLinkShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
+    /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, LocalLinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Takes a piece, or gives it back if the window is full.

@@ -3,8 +3,6 @@
 //!
 //! Design: docs/design/how-a-worker-is-known.md
 
-use std::fmt::Write;
-
 use hmac::{Hmac, KeyInit, Mac};
 use qd_protocol::worker::Secret;
 use sha2::Sha256;
@@ -14,7 +12,7 @@ use subtle::ConstantTimeEq;
 pub(crate) fn fresh_nonce() -> String {
     let mut random = [0; 16];
     getrandom::fill(&mut random).expect("the kernel has randomness once it has booted");
-    hex(&random)
+    hex::encode(random)
 }
 
 /// Proves that the worker knows the secret.
@@ -40,15 +38,7 @@ fn hmac_proof(secret: &Secret, side: &str, peer_nonce: &str, own_nonce: &str) ->
         mac.update(part.as_bytes());
         mac.update(b"\n");
     }
-    hex(&mac.finalize().into_bytes())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _written = write!(text, "{byte:02x}");
-        text
-    })
+    hex::encode(mac.finalize().into_bytes())
 }
 
 #[cfg(test)]

@@ -9,10 +9,11 @@ mod outbox;
 mod spool_sync;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
@@ -285,9 +286,9 @@ impl Drop for EndpointAgent {
 }
 
 impl EndpointShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
+    /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, EndpointState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Publishes the status if it has changed.

@@ -4,9 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qd_mcp::server::McpToolRequest;
 use qd_mcp::{McpToolServer, ToolBackend, ToolName};
 use qd_protocol::error::ErrorDoc;
@@ -30,7 +31,7 @@ impl FakeBackend {
     }
 
     fn requests(&self) -> Vec<(ToolName, Value)> {
-        self.requests.lock().unwrap().iter().map(|(tool, arguments, _)| (*tool, arguments.clone())).collect()
+        self.requests.lock().iter().map(|(tool, arguments, _)| (*tool, arguments.clone())).collect()
     }
 }
 
@@ -40,8 +41,8 @@ impl ToolBackend for FakeBackend {
         // A wait takes as long as it may.
         let timeout = arguments.get("timeout_s").and_then(Value::as_f64).unwrap_or(0.0);
         tokio::time::sleep(Duration::from_secs_f64(timeout)).await;
-        self.requests.lock().unwrap().push((tool, Value::Object(arguments), key));
-        let answer = self.answers.lock().unwrap().pop_front();
+        self.requests.lock().push((tool, Value::Object(arguments), key));
+        let answer = self.answers.lock().pop_front();
         match answer.unwrap_or_else(|| Ok(json!({}))) {
             Ok(Value::Object(fields)) => Ok(fields),
             Ok(other) => panic!("an object: {other}"),
@@ -136,7 +137,7 @@ async fn spawn_agent_with_wait_starts_once_and_then_waits() {
     let requests = backend.requests();
     assert_eq!(requests[0], (ToolName::SpawnAgent, json!({ "agent": "a", "prompt": "p" })));
     assert_eq!(requests[1].1["sessions"], json!(["ses_1"]));
-    let keys: Vec<String> = backend.requests.lock().unwrap().iter().map(|(_, _, key)| key.clone()).collect();
+    let keys: Vec<String> = backend.requests.lock().iter().map(|(_, _, key)| key.clone()).collect();
     assert!(keys[0].len() == 32 && keys[0] != keys[1], "{keys:?}");
 }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_client_protocol::schema::ProtocolVersion;
@@ -18,6 +18,7 @@ use agent_client_protocol::{
     Agent, Client, Error, ErrorCode, JsonRpcRequest, JsonRpcResponse, on_receive_notification,
     on_receive_request,
 };
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::TokenUsage;
 use qd_protocol::worker::META_KEY;
 use serde::{Deserialize, Serialize};
@@ -318,7 +319,7 @@ impl ScriptAgent {
             servers,
             state: Mutex::new(state),
         });
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.lock();
         if sessions.len() >= SESSIONS_MAX {
             return Err(Error::new(ErrorCode::INTERNAL_ERROR, "too many sessions in one process"));
         }
@@ -327,7 +328,7 @@ impl ScriptAgent {
     }
 
     fn find_session(&self, id: &SessionId) -> Result<Arc<ScriptSession>, Error> {
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let sessions = self.sessions.lock();
         sessions.get(id).cloned().ok_or_else(|| schema::Error::session_not_found(id.clone()).into())
     }
 }
@@ -350,7 +351,7 @@ impl ScriptSession {
     }
 
     fn lock(&self) -> MutexGuard<'_, ScriptSessionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,8 +1,8 @@
 //! One turn of the scripted agent: what it can send to its client and wait for. It knows the protocol, but no steps.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_client_protocol::v1::schema::{
     Content, ContentBlock, ContentChunk, Cost, CreateElicitationRequest, ElicitationAction,
@@ -14,6 +14,7 @@ use agent_client_protocol::v1::schema::{
 };
 use agent_client_protocol::v1::{ConnectionTo, Responder};
 use agent_client_protocol::{Client, Error, JsonRpcRequest};
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::{self, TokenUsage};
 use qd_protocol::worker::META_KEY;
 use serde::Deserialize;
@@ -267,7 +268,7 @@ impl ScriptTurn {
     }
 
     fn lock(&self) -> MutexGuard<'_, ScriptTurnState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -5,9 +5,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qd_protocol::limits::LEASE_S;
 use qd_protocol::worker::WorkerRecord;
 use qd_protocol::{Millis, WorkerId};
@@ -136,7 +137,7 @@ struct LeasedRecordFile {
 
 impl LeasedRecordFile {
     fn renew(&self) -> io::Result<()> {
-        let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let withdrawn = self.withdrawn.lock();
         if *withdrawn {
             return Ok(());
         }
@@ -147,7 +148,7 @@ impl LeasedRecordFile {
 
     /// Removes the record, unless another worker has taken the name in the meantime.
     fn withdraw(&self) {
-        let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut withdrawn = self.withdrawn.lock();
         *withdrawn = true;
         let ours = |record: &WorkerRecord| {
             (&record.agent_id, record.pid, record.started_at)

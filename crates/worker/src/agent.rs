@@ -3,9 +3,10 @@
 //! once.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_drivers::agent_driver::AgentDriver;
 use qd_drivers::agent_launcher::AgentLauncher;
 use qd_drivers::meter::TurnMeter;
@@ -61,7 +62,7 @@ impl AgentControl {
     }
 
     fn lock_meter(&self) -> MutexGuard<'_, Option<Arc<TurnMeter>>> {
-        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
+        self.meter.lock()
     }
 
     /// Tells the worker that the agent has stopped. Never returns: the worker drops the agent's task.

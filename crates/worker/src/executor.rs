@@ -19,7 +19,7 @@ use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision, RunError};
 use qd_protocol::limits::CANCEL_GRACE_S;
 use qd_protocol::link::{
     AgentCommand, AgentExitReason, AgentUpdate, AskRequest, AskResolution, TurnLimits, TurnOutcome,
-    TurnStopReason, UpdateNumber,
+    UpdateNumber,
 };
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
@@ -199,12 +199,12 @@ impl ExecutorRun {
                         }
                     }
                     LocalLinkEvent::Gone(AgentExitReason::Failed(error) | AgentExitReason::Unreachable(error)) => return TurnOutcome::failed(error),
-                    LocalLinkEvent::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => return TurnOutcome::of(TurnStopReason::Cancelled),
+                    LocalLinkEvent::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => return TurnOutcome::cancelled(),
                 },
                 Some((ask, answer)) = approvals.next() => self.send_answer(ask, answer),
                 () = turn.cancelled(), if cancel.is_none() => {
                     if job.is_some() {
-                        return TurnOutcome::of(TurnStopReason::Cancelled);
+                        return TurnOutcome::cancelled();
                     }
                     let number = self.next_number();
                     cancel = Some((number, Instant::now() + STOP_GRACE));

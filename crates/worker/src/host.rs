@@ -12,10 +12,11 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::socket::{ByteStream, Socket, SocketError};
 use qd_link::{FileSpool, WorkerEndpoint, WorkerEndpointOptions, read_hello, receive_agent_start};
 use qd_protocol::frame::terminal::TerminalRequest;
@@ -238,7 +239,7 @@ struct HostedSession {
 
 impl WorkerHostState {
     fn lock_sessions(&self) -> MutexGuard<'_, HashMap<WorkerId, HostedSession>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock()
     }
 
     /// Finds the session that a connection is for. A session that is held for another worker id is returned as well,

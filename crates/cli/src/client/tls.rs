@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use qd_worker::root_certificates::load_root_certificates;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -117,14 +117,10 @@ fn is_not_tls(error: &std::io::Error) -> bool {
 /// Parses 32 bytes in hexadecimal, with or without colons and a `sha256:` prefix.
 fn parse_fingerprint(text: &str) -> anyhow::Result<[u8; 32]> {
     let lower = text.trim().to_ascii_lowercase();
-    let hex = lower.strip_prefix("sha256:").unwrap_or(&lower).replace(':', "");
-    if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-        bail!("`{text}` is not a SHA-256 in hexadecimal");
-    }
+    let digits = lower.strip_prefix("sha256:").unwrap_or(&lower).replace(':', "");
     let mut bytes = [0; 32];
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).map_err(|error| anyhow!(error))?;
-    }
+    hex::decode_to_slice(&digits, &mut bytes)
+        .map_err(|_| anyhow!("`{text}` is not a SHA-256 in hexadecimal"))?;
     Ok(bytes)
 }
 

@@ -67,8 +67,7 @@ fn classify_change(then: &PastDecision, now: PolicyVerdict) -> DecisionChange {
 }
 
 fn is_against_person(then: &PastDecision, now: PolicyVerdict) -> bool {
-    let allowed =
-        matches!(then.decision, Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways));
+    let allowed = then.decision.is_some_and(PermissionDecision::allows);
     match then.by {
         Some(ResolvedBy::User) if allowed => now == PolicyVerdict::Deny,
         Some(ResolvedBy::User) => {

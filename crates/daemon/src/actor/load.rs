@@ -3,6 +3,7 @@
 //!
 //! Design: docs/design/snapshot-with-each-run-end.md
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -126,21 +127,14 @@ pub(super) async fn run_text(
     run: &RunId,
 ) -> Result<String, ApiError> {
     let mut text = String::new();
-    let mut after = EventNumber(0);
-    loop {
-        let kinds = &["text.delta"];
-        let page = daemon.journal.session_events(session.key, Some(run), kinds, after, PAGE).await;
-        let page = page.map_err(read_failed)?;
-        for stored in &page.events {
-            if let Some(EventBody::TextDelta(delta)) = decode(session, stored)? {
-                text.push_str(&delta.text);
-            }
+    visit_run_events(daemon, session, run, "text.delta", |body| {
+        if let EventBody::TextDelta(delta) = body {
+            text.push_str(&delta.text);
         }
-        if page.end {
-            return Ok(text);
-        }
-        after = page.scanned_through;
-    }
+        ControlFlow::<()>::Continue(())
+    })
+    .await?;
+    Ok(text)
 }
 
 /// Reads the prompt of a run from its first message.
@@ -149,18 +143,36 @@ pub(super) async fn load_prompt(
     session: &SessionAddress,
     run: &RunId,
 ) -> Result<PromptSubmission, ApiError> {
+    let first = visit_run_events(daemon, session, run, "message.created", |body| match body {
+        EventBody::MessageCreated(message) => ControlFlow::Break(message.parts),
+        _ => ControlFlow::Continue(()),
+    });
+    let parts = first.await?.ok_or_else(|| ApiError::not_found("prompt of run", run))?;
+    Ok(prompt_from_parts(run, parts))
+}
+
+/// Passes the events of a run that are of one kind to `visit`, in order, until it breaks, and returns what it broke
+/// with.
+async fn visit_run_events<B>(
+    daemon: &Daemon,
+    session: &SessionAddress,
+    run: &RunId,
+    kind: &str,
+    mut visit: impl FnMut(EventBody) -> ControlFlow<B>,
+) -> Result<Option<B>, ApiError> {
     let mut after = EventNumber(0);
     loop {
-        let kinds = &["message.created"];
-        let page = daemon.journal.session_events(session.key, Some(run), kinds, after, PAGE).await;
+        let page = daemon.journal.session_events(session.key, Some(run), &[kind], after, PAGE).await;
         let page = page.map_err(read_failed)?;
         for stored in &page.events {
-            if let Some(EventBody::MessageCreated(message)) = decode(session, stored)? {
-                return Ok(prompt_from_parts(run, message.parts));
+            if let Some(body) = decode(session, stored)?
+                && let ControlFlow::Break(found) = visit(body)
+            {
+                return Ok(Some(found));
             }
         }
         if page.end {
-            return Err(ApiError::not_found("prompt of run", run));
+            return Ok(None);
         }
         after = page.scanned_through;
     }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
 use qd_protocol::{ApiError, ErrorCode};
 use tokio::time::Sleep;
 
@@ -67,7 +68,7 @@ pub(super) struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
 impl UnreadBody {
     /// Reads and discards the rest, within limits.
     pub(super) async fn drain(&self, limits: &EdgeLimits) {
-        let rest = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let rest = self.0.lock().take();
         let Some(mut rest) = rest else { return };
         let mut remaining = limits.body_bytes.saturating_mul(DRAIN_FACTOR);
         if usize::try_from(rest.size_hint().lower()).map_or(true, |announced| announced > remaining) {
@@ -181,7 +182,7 @@ impl Drop for LimitedBody {
     fn drop(&mut self) {
         let Some(incoming) = self.incoming.take() else { return };
         if !self.awaits_continue && !incoming.is_end_stream() {
-            *self.unread.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(incoming);
+            *self.unread.0.lock() = Some(incoming);
         }
     }
 }

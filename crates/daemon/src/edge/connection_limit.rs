@@ -2,13 +2,14 @@
 //! use most connections but not all, so a command always finds one. If all are open, an idle one is closed to make way.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::header::{self, HeaderValue};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::{ApiError, ErrorCode};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -123,9 +124,9 @@ struct OpenConnectionTable {
 }
 
 impl OpenConnections {
-    /// A poisoned lock is fine to use: every change under it leaves the table whole.
+    /// Every change under the lock leaves the table whole, also if it panics.
     fn lock(&self) -> MutexGuard<'_, OpenConnectionTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -217,7 +218,7 @@ impl ConnectionActivity {
     }
 
     fn lock(&self) -> MutexGuard<'_, ActivityState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

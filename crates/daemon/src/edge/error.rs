@@ -132,6 +132,14 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
     Ok(())
 }
 
+/// The error for a bug in the daemon; the log has the details.
+pub(crate) fn internal_error() -> ApiError {
+    ApiError::new(
+        ErrorCode::Internal,
+        "internal error in the daemon, not in the request; see the daemon's log",
+    )
+}
+
 fn invalid_request(message: impl Into<String>) -> HttpError {
     HttpError(ApiError::new(ErrorCode::InvalidRequest, message))
 }

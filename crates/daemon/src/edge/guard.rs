@@ -313,16 +313,14 @@ fn digest(text: &str) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use axum::http::Request;
-    use qd_home::DaemonHome;
 
     use super::*;
+    use crate::temporary_home::temporary_home;
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
     fn token() -> SecretToken {
-        let folder = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(folder.path().join("home")));
-        home.prepare().unwrap();
+        let (_folder, home) = temporary_home();
         std::fs::write(home.token_file(), TOKEN).unwrap();
         home.token().unwrap()
     }
@@ -514,9 +512,7 @@ mod tests {
 
     #[test]
     fn a_session_token_opens_its_tools_over_socket_and_tcp_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(folder.path().join("home")));
-        home.prepare().unwrap();
+        let (_folder, home) = temporary_home();
         let sessions = SessionTokens::of(&home);
         let session = SessionId::from_random(&[1; 4]);
         let token = sessions.token(&session).unwrap();

@@ -24,7 +24,7 @@ use tower::ServiceExt;
 
 use super::body::{LimitedBody, UnreadBody, body_too_large};
 use super::connection_limit::{ActiveRequest, ConnectionActivity, ConnectionPermit};
-use super::error::HttpError;
+use super::error::{HttpError, internal_error};
 use super::guard::{BearerIdentity, BearerSession, ConnectionPeer, RequestGuard};
 use super::serve::EdgeLimits;
 
@@ -147,13 +147,6 @@ async fn error_text(body: Body) -> String {
     let text = if short { body.collect().await.ok() } else { None };
     let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).trim().to_owned());
     text.filter(|text| !text.is_empty()).unwrap_or_else(|| "the request is not valid".to_owned())
-}
-
-fn internal_error() -> ApiError {
-    ApiError::new(
-        ErrorCode::Internal,
-        "internal error in the daemon, not in the request; see the daemon's log",
-    )
 }
 
 /// A response body that keeps its connection busy until it has been sent.

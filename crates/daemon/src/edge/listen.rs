@@ -6,6 +6,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -220,13 +221,7 @@ fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
     // remove the wrong file. The lock is on the folder itself, so that it leaves no file behind.
     let _lock = lock_folder_of(&path).map_err(failed)?;
     remove_stale_socket(&path)?;
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )
-    .map_err(|errno| failed(errno.into()))?;
+    let socket = new_unix_socket().map_err(failed)?;
     // On Linux the file gets the mode of the socket that is bound to it, so it is never looser than this, and the
     // umask, which belongs to the whole process, is left alone. Elsewhere this fails, and the folder's mode protects
     // the file.
@@ -244,6 +239,11 @@ fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
     let socket = UnixListener::from_std(socket.into()).map_err(failed)?;
     Ok(BoundUnixSocket { file, socket })
+}
+
+fn new_unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
 fn lock_folder_of(path: &Path) -> io::Result<fs::File> {
@@ -271,13 +271,7 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
     }
-    let probe = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )
-    .map_err(|errno| failed(errno.into()))?;
+    let probe = new_unix_socket().map_err(failed)?;
     match SocketAddrUnix::new(path).and_then(|address| rustix::net::connect(&probe, &address)) {
         // `AGAIN`: the queue of the socket is full, so its daemon is alive.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),

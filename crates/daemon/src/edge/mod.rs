@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 pub use body::read_whole_body;
 pub(crate) use connection_limit::StreamPermit;
+pub(crate) use error::internal_error;
 pub use error::{HttpError, Json, OptionalJson, RawBody};
 pub use guard::ConnectionPeer;
 pub(crate) use guard::{BearerSession, is_tool_path};

@@ -28,10 +28,7 @@ impl CertificateFingerprint {
 
 impl fmt::Display for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            write!(f, "{}{byte:02X}", if at == 0 { "" } else { ":" })?;
-        }
-        Ok(())
+        f.write_str(&self.0.map(|byte| hex::encode_upper([byte])).join(":"))
     }
 }
 
@@ -151,19 +148,14 @@ fn build_server_certificate(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn home() -> (tempfile::TempDir, DaemonHome) {
-        let folder = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(folder.path().join("home")));
-        home.prepare().unwrap();
-        (folder, home)
-    }
+    use super::*;
+    use crate::temporary_home::temporary_home;
 
     #[test]
     fn a_certificate_of_our_own_is_made_once_and_its_key_is_private() {
-        let (_folder, home) = home();
+        let (_folder, home) = temporary_home();
         let first = self_signed(&home, &certificate_names(&[], &[])).unwrap();
         let key = home.tls().join("key.pem");
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o7777, 0o600);
@@ -177,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_certificate_and_key_of_the_user_are_taken_and_bad_ones_are_named() {
-        let (_folder, home) = home();
+        let (_folder, home) = temporary_home();
         let self_signed = self_signed(&home, &certificate_names(&[], &[])).unwrap();
         let (cert, key) = (home.tls().join("cert.pem"), home.tls().join("key.pem"));
         assert_eq!(from_files(&cert, &key).unwrap().fingerprint, self_signed.fingerprint);

@@ -19,10 +19,9 @@ use super::api_document::{
 };
 use super::extract::{KeyedBody, Query};
 use super::idempotency::{ResponseRecording, run_once};
-use super::internal_error;
 use super::list::{ListPage, ListQuery};
 use crate::daemon::Daemon;
-use crate::edge::{HttpError, Json};
+use crate::edge::{HttpError, Json, internal_error};
 use crate::workspaces::path_not_found;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {

@@ -21,10 +21,10 @@ use super::api_document::{
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, page_limit, parse_after, read_filtered};
-use super::{internal_error, unreadable_row};
+use super::unreadable_row;
 use crate::actor::{ActorReply, IdempotencyKey, encode_failed};
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{HttpError, Json};
+use crate::edge::{HttpError, Json, internal_error};
 use crate::fleets;
 use crate::user_content::check_remark;
 

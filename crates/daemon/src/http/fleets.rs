@@ -23,10 +23,9 @@ use super::api_document::{
 };
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
-use super::internal_error;
 use super::list::{ListPage, ListQuery, page_limit, parse_after};
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{HttpError, Json, OptionalJson, read_whole_body};
+use crate::edge::{HttpError, Json, OptionalJson, internal_error, read_whole_body};
 use crate::fleets::FleetActorReply;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {

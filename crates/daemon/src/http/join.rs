@@ -25,10 +25,9 @@ use super::api_document::{
 };
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
-use super::internal_error;
 use super::list::{ListPage, ListQuery};
 use crate::daemon::{Daemon, stopping_error};
-use crate::edge::{HttpError, Json, OptionalJson, WebSocketRequest};
+use crate::edge::{HttpError, Json, OptionalJson, WebSocketRequest, internal_error};
 use crate::invalid_value;
 use crate::workers::WorkerTokenStore;
 

@@ -25,10 +25,10 @@ use super::api_document::{
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, page_limit, parse_after, read_filtered};
-use super::{internal_error, sessions};
+use super::sessions;
 use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey};
 use crate::daemon::{Daemon, SessionAddress, read_failed};
-use crate::edge::{HttpError, Json, OptionalJson};
+use crate::edge::{HttpError, Json, OptionalJson, internal_error};
 use crate::invalid_value;
 use crate::mail::{MailSender, OutgoingMail, PostMailOutcome, decode_sent_mail, mail_view};
 

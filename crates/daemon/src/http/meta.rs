@@ -21,7 +21,7 @@ use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery, page_limit};
 use crate::daemon::{Daemon, blob_failed, read_failed};
-use crate::edge::{HttpError, Json, OptionalJson};
+use crate::edge::{HttpError, Json, OptionalJson, internal_error};
 use crate::invalid_value;
 use crate::metrics;
 
@@ -88,7 +88,7 @@ async fn workers(
 ) -> Result<ListPage<Worker>, HttpError> {
     // Blocking: it reads `/proc` for each process.
     let list = move || daemon.workers.list();
-    let workers = tokio::task::spawn_blocking(list).await.map_err(|_| super::internal_error())?;
+    let workers = tokio::task::spawn_blocking(list).await.map_err(|_| internal_error())?;
     Ok(ListPage::from_complete(workers, &query, |worker: &Worker| &worker.id)?)
 }
 

@@ -51,7 +51,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::daemon::{Daemon, stopping_error};
-use crate::edge::{HttpError, read_whole_body};
+use crate::edge::{HttpError, internal_error, read_whole_body};
 
 /// The router, and the document that `/openapi.json` serves.
 pub(crate) fn router(daemon: Arc<Daemon>) -> (Router, OpenApi) {
@@ -120,14 +120,6 @@ async fn run_to_completion(
     response
         .await
         .map_err(|_| HttpError(if daemon.is_stopping() { stopping_error() } else { internal_error() }))
-}
-
-/// The error for a bug in the daemon; the log has the details.
-fn internal_error() -> ApiError {
-    ApiError::new(
-        ErrorCode::Internal,
-        "internal error in the daemon, not in the request; see the daemon's log",
-    )
 }
 
 /// The error for a row that does not decode.

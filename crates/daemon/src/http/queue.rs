@@ -19,10 +19,10 @@ use utoipa_axum::routes;
 use super::api_document::{BadQueryResponse, GuardResponses, NotFoundResponse, SessionPath};
 use super::extract::{PathIds, Query};
 use super::list::{ListPage, ListQuery};
-use super::{internal_error, runs, sessions, unreadable_row};
+use super::{runs, sessions, unreadable_row};
 use crate::actor::{ActorMessage, ActorReply, SessionActivity};
 use crate::daemon::{Daemon, SessionAddress, read_failed};
-use crate::edge::{HttpError, Json};
+use crate::edge::{HttpError, Json, internal_error};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(list_queue, clear_queue)).routes(routes!(remove_queued))

@@ -31,10 +31,10 @@ use super::api_document::{
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, page_limit, parse_after, read_filtered};
-use super::{internal_error, sessions, unreadable_row};
+use super::{sessions, unreadable_row};
 use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey, run_id_conflict};
 use crate::daemon::{Daemon, SessionAddress, blob_failed, read_failed, stopping_error};
-use crate::edge::{HttpError, Json, OptionalJson, StreamPermit};
+use crate::edge::{HttpError, Json, OptionalJson, StreamPermit, internal_error};
 use crate::invalid_value;
 use crate::random;
 use crate::user_content::{

@@ -3,8 +3,8 @@
 //! count. An idle one is stopped to make way, or does not count if that would lose its conversation.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::SessionId;
 
 /// How a session stands to the limit. It has one standing at a time, so none waits in line beside its own agent.
@@ -160,7 +160,7 @@ impl AgentSlots {
     }
 
     fn lock(&self) -> MutexGuard<'_, AgentSlotsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

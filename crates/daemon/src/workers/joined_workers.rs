@@ -10,9 +10,10 @@ mod route;
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::{AgentLink, LinkOptions};
 use qd_protocol::api::{Agent, JoinedWorker};
 use qd_protocol::event::RunError;
@@ -263,9 +264,9 @@ impl JoinedWorkers {
         list
     }
 
-    /// A poisoned lock is fine to use: each assignment under it leaves the data whole.
+    /// Each assignment under the lock leaves the data whole, so a panic does too.
     fn lock(&self) -> MutexGuard<'_, JoinedWorkersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

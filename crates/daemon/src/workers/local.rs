@@ -10,9 +10,10 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_home::DaemonHome;
 use qd_keeper::{Signal, procfs};
 use qd_link::record::{self, WorkerFiles};
@@ -196,7 +197,7 @@ impl LocalHosts {
         let mut in_use: HashSet<String> =
             self.shared.lock().await.iter().map(|host| host.id.clone()).collect();
         {
-            let links = self.shared_links.lock().unwrap_or_else(PoisonError::into_inner);
+            let links = self.shared_links.lock();
             let linked = links.iter().filter(|(_, links)| links.strong_count() > 0);
             in_use.extend(linked.map(|(host, _)| host.clone()));
         }
@@ -291,7 +292,7 @@ impl LocalHosts {
 
     /// The value that all links to a shared process hold.
     fn link_to_shared(&self, host: &str) -> Arc<()> {
-        let mut links = self.shared_links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut links = self.shared_links.lock();
         let existing = links.get(host).and_then(Weak::upgrade);
         existing.unwrap_or_else(|| {
             let first = Arc::new(());
@@ -331,7 +332,7 @@ impl LocalHosts {
         tokio::spawn(async move {
             let status = child.wait().await;
             tracing::debug!(%host, ?status, "a worker has exited");
-            children.lock().unwrap_or_else(PoisonError::into_inner).remove(&host);
+            children.lock().remove(&host);
             ended.send_replace(true);
         });
         if let Some(mut stdin) = stdin {
@@ -341,9 +342,9 @@ impl LocalHosts {
         Ok(())
     }
 
-    /// A poisoned lock is fine to use: every change under it is one call, so a panic leaves the map whole.
+    /// Every change under the lock is one call, so a panic leaves the map whole.
     fn children(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
-        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+        self.children.lock()
     }
 }
 

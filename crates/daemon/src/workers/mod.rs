@@ -10,10 +10,11 @@ mod worker_tokens;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
+use parking_lot::{Mutex, MutexGuard};
 use qd_catalog::AgentNameError;
 use qd_home::{DaemonHome, HomeError, SecretToken};
 use qd_keeper::procfs;
@@ -426,7 +427,7 @@ impl Workers {
         if procfs::start_ticks(pid) != Some(start) {
             return CallerAncestry::Unknown;
         }
-        let mut known = self.unrelated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.unrelated.lock();
         if known.contains(&(pid, start)) {
             return CallerAncestry::Unrelated;
         }
@@ -495,9 +496,9 @@ impl Workers {
         }
     }
 
-    /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the map whole.
+    /// Every change under the lock is one assignment, so a panic leaves the map whole.
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LiveWorker>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 }
 

@@ -56,12 +56,11 @@ fn session_named_in(text: &str) -> Option<SessionId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::temporary_home::temporary_home;
 
     #[test]
     fn a_token_speaks_for_its_session_and_ends_with_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(folder.path().join("home")));
-        home.prepare().unwrap();
+        let (_folder, home) = temporary_home();
         let all = SessionTokens::of(&home);
         let (session, other) = (SessionId::from_random(&[1; 4]), SessionId::from_random(&[2; 4]));
         let token = all.token(&session).unwrap();

@@ -4,8 +4,8 @@
 use std::fmt;
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_home::{DaemonHome, HomeError, open_private, replace_file};
 use qd_protocol::api::WorkerToken;
 use qd_protocol::{Millis, TokenId};
@@ -134,7 +134,7 @@ impl WorkerTokenStore {
 
     /// Writes the change to disk first, then applies it in memory.
     fn update<T>(&self, change: impl FnOnce(&mut Vec<StoredWorkerToken>) -> T) -> Result<T, HomeError> {
-        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.writing.lock();
         let mut next = self.lock().clone();
         let result = change(&mut next);
         let text = serde_json::to_vec_pretty(&next)
@@ -144,9 +144,9 @@ impl WorkerTokenStore {
         Ok(result)
     }
 
-    /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the list whole.
+    /// Every change under the lock is one assignment, so a panic leaves the list whole.
     fn lock(&self) -> MutexGuard<'_, Vec<StoredWorkerToken>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tokens.lock()
     }
 }
 
@@ -177,13 +177,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-
-    fn home() -> (tempfile::TempDir, DaemonHome) {
-        let folder = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(folder.path().join("home")));
-        home.prepare().unwrap();
-        (folder, home)
-    }
+    use crate::temporary_home::temporary_home;
 
     fn open(home: &DaemonHome) -> WorkerTokenStore {
         WorkerTokenStore::open(home, WorkerKeys(home.worker_key().unwrap())).unwrap()
@@ -195,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_token_is_known_by_its_hash_alone_and_the_next_daemon_knows_it_too() {
-        let (_folder, home) = home();
+        let (_folder, home) = temporary_home();
         let tokens = open(&home);
         let token = tokens.create(Some("box".to_owned())).unwrap();
         let other = tokens.create(None).unwrap();
@@ -213,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_revoked_token_is_known_to_nobody_any_more() {
-        let (_folder, home) = home();
+        let (_folder, home) = temporary_home();
         let tokens = open(&home);
         let token = tokens.create(None).unwrap();
         tokens.mark_used(&token.id).unwrap();
@@ -226,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_file_that_holds_no_tokens_is_an_error_and_not_silence() {
-        let (_folder, home) = home();
+        let (_folder, home) = temporary_home();
         for text in [
             "{",
             "[{\"id\":\"tok_1\",\"name\":null,\"created_at\":\"2026-01-01T00:00:00Z\",\"sha256\":\"00\"}]",

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Method;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use qd_catalog::REMOTE_TOKEN;
 use qd_protocol::sse::{SseFrame, SseParser};
 use serde_json::{Value, json};
@@ -27,6 +28,8 @@ const RESPONSE_MAX: usize = 64 << 20;
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How many messages of a task's history are requested: more than an agent sends between two polls.
 const HISTORY_LENGTH: u32 = 20;
+/// The characters of a name that are escaped in a path: all that RFC 3986 does not leave as they are.
+const ESCAPED_IN_PATHS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The error codes that the driver acts on.
 pub(super) mod error_code {
@@ -298,10 +301,7 @@ fn rest_request(
 }
 
 fn percent_encode(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
-    name.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
+    utf8_percent_encode(name, ESCAPED_IN_PATHS).to_string()
 }
 
 /// Parses the content of a response or an event.

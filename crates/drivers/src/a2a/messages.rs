@@ -5,7 +5,7 @@ use qd_protocol::link::PromptFile;
 use serde_json::{Map, Value, json};
 
 use super::card::A2aVersion;
-use crate::acp::unseen_messages;
+use crate::prompt_content::prompt_blocks;
 use crate::turn::DriverPrompt;
 
 /// An event of a stream, or the response to a call.
@@ -228,13 +228,8 @@ pub(super) fn user_message(version: A2aVersion, task_ref: &A2aTaskRef, id: &str,
 }
 
 pub(super) fn prompt_parts(version: A2aVersion, prompt: &DriverPrompt) -> Vec<Value> {
-    let mut parts = Vec::new();
-    if !prompt.text.is_empty() {
-        parts.push(text_part(version, &prompt.text));
-    }
-    parts.extend(unseen_messages(&prompt.messages).iter().map(|text| text_part(version, text)));
-    parts.extend(prompt.files.iter().map(|file| file_part(version, file)));
-    parts
+    // An agent takes every file: it is sent as it is.
+    prompt_blocks(prompt, |text| text_part(version, text), |file| Some(file_part(version, file))).0
 }
 
 pub(super) fn text_part(version: A2aVersion, text: &str) -> Value {
@@ -270,6 +265,7 @@ fn array_items(value: &Value) -> &[Value] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prompt_content::test_prompt;
 
     fn task_ref_t() -> A2aTaskRef {
         A2aTaskRef { task: Some("t".to_owned()), context: Some("c".to_owned()) }
@@ -396,13 +392,7 @@ mod tests {
     fn a_message_has_the_format_of_its_version() {
         let file = PromptFile { name: "n".to_owned(), mime: "m".to_owned(), data: "QQ==".to_owned() };
         let message_for = |version| {
-            let prompt = DriverPrompt {
-                run: qd_protocol::RunId::parse("r").unwrap(),
-                text: "do".to_owned(),
-                files: vec![file.clone()],
-                messages: vec![],
-                limits: Default::default(),
-            };
+            let prompt = test_prompt("do", vec![file.clone()], vec![]);
             user_message(version, &task_ref_t(), "m1", prompt_parts(version, &prompt))
         };
         assert_eq!(

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use qd_catalog::REMOTE_TOKEN;
 use qd_link::LinkClosed;
-use qd_protocol::event::{AskAnswer, AskKind, RunError};
+use qd_protocol::event::{AskAnswer, RunError};
 use qd_protocol::link::{AskRequest, TurnOutcome, TurnStopReason, TurnUpdate};
 use serde_json::Value;
 
@@ -19,8 +19,9 @@ use super::emitted_output::{A2aEmittedOutput, TURN_TEXT_MAX};
 use super::event_source::{A2aEventSource, A2aOpenTask, A2aPending, A2aSourceEvent, A2aSourcePurpose};
 use super::http::A2aHttpError;
 use super::messages::{self, A2aEvent, A2aTask, A2aTaskRef, A2aTaskState, A2aTaskStatus};
+use crate::asks::question_request;
 use crate::emit::{EmitFuture, emit_all};
-use crate::turn::{DriverTurn, new_ask_id};
+use crate::turn::DriverTurn;
 
 /// The pause between two polls of a task.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -153,7 +154,7 @@ impl<'t> A2aTurn<'t> {
         if let Err(cause) = getrandom::fill(&mut random) {
             return self.cancel_and_end(TurnOutcome::failed(randomness_error(cause)), None);
         }
-        let id: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = hex::encode(random);
         let task_ref = A2aTaskRef { task: self.task.id.clone(), context: self.context.clone() };
         let message = messages::user_message(self.client.card.interface.version, &task_ref, &id, parts);
         let client = Arc::clone(&self.client);
@@ -359,20 +360,11 @@ impl<'t> A2aTurn<'t> {
             return;
         }
         self.question_repeats = 0;
-        let id = match new_ask_id() {
-            Ok(id) => id,
+        let ask = match question_request(question.text.clone(), Vec::new()) {
+            Ok(ask) => ask,
             Err(cause) => return self.cancel_and_end(TurnOutcome::failed(randomness_error(cause)), None),
         };
-        self.queued_ask = Some(AskRequest {
-            id,
-            kind: AskKind::Question,
-            tool: None,
-            input: Value::Null,
-            risk: None,
-            prompt: question.text.clone(),
-            options: Vec::new(),
-            implicit: false,
-        });
+        self.queued_ask = Some(ask);
         self.last_question = Some(question);
         self.source = A2aEventSource::Idle;
         self.poll = None;

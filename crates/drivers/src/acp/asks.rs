@@ -1,35 +1,31 @@
 //! Asks in the terms of the protocol: permission requests, forms and operations, and the responses to them. Nothing is
 //! sent here. An [`AcpAsk`] puts its questions to the session and knows which response the agent then gets.
 
-use qd_protocol::worker::META_KEY;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use agent_client_protocol::v1::schema::{
     CreateElicitationRequest, CreateElicitationResponse, ElicitationAcceptAction, ElicitationAction,
-    ElicitationContentValue, ElicitationMode, ElicitationPropertySchema, EnumOption, Meta, MultiSelectItems,
-    PermissionOption, PermissionOptionId, PermissionOptionKind, RequestPermissionOutcome,
-    RequestPermissionRequest, RequestPermissionResponse, SelectedPermissionOutcome,
+    ElicitationMode, Meta, PermissionOption, PermissionOptionId, PermissionOptionKind,
+    RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse, SelectedPermissionOutcome,
 };
 use agent_client_protocol::{Error, ErrorCode};
 use qd_core::policy::main_argument;
 use qd_link::LinkClosed;
 use qd_protocol::AskId;
-use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
-use qd_protocol::link::{AskRequest, TurnUpdate};
+use qd_protocol::event::PermissionDecision;
+use qd_protocol::link::AskRequest;
 use qd_protocol::policy::Risk;
+use qd_protocol::worker::META_KEY;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::client_service::AcpClientOperation;
 use super::event_decoder::quarterdeck_meta;
-use crate::turn::{DriverTurn, new_ask_id};
-use qd_link::event_size::OPTIONS_BYTES;
-
-/// The most fields in one form.
-const FIELDS_MAX: usize = 32;
-/// The most options offered for one question.
-const OPTIONS_MAX: usize = 128;
+use crate::asks::{
+    FormField, FormOutcome, QUESTIONS_MAX, ask_form, form_fields, once_not_offered_notice,
+    permission_request, question_request,
+};
+use crate::turn::DriverTurn;
 
 /// A request of the agent that a person or the policy decides.
 pub(super) enum AcpApprovalRequest {
@@ -77,10 +73,10 @@ pub(super) enum AcpAsk {
     /// A permission request without an option to allow just once. It is refused.
     OnceNotOffered { tool: String, deny: Option<PermissionOptionId> },
     /// A form. Its questions are asked one after the other, each with its field.
-    Form(Vec<(AskRequest, AcpFormField)>),
+    Form(Vec<(AskRequest, FormField)>),
     /// Questions that the agent sends as a permission request, with its ids for the options to allow and deny.
     Questions {
-        questions: Vec<(AskRequest, AcpFormField)>,
+        questions: Vec<(AskRequest, FormField)>,
         allow: PermissionOptionId,
         deny: Option<PermissionOptionId>,
     },
@@ -102,16 +98,8 @@ impl AcpAsk {
             risk: Risk,
         }
         let prompt = title.filter(|title| *title != tool);
-        let ask = AskRequest {
-            id: generate_ask_id()?,
-            kind: AskKind::Permission,
-            prompt: prompt.unwrap_or_else(|| format!("May the agent use {tool}?")),
-            tool: Some(tool),
-            input,
-            risk: quarterdeck_meta(meta).map(|AcpRiskMeta { risk }| risk),
-            options: Vec::new(),
-            implicit: false,
-        };
+        let mut ask = permission_request(tool, input, prompt).map_err(Error::into_internal_error)?;
+        ask.risk = quarterdeck_meta(meta).map(|AcpRiskMeta { risk }| risk);
         let (allow, deny) = once_options(options);
         Ok(match allow {
             Some(allow) => Self::Permission { ask, allow, deny },
@@ -143,19 +131,17 @@ impl AcpAsk {
         }
         let AcpQuestionArguments { questions } = AcpQuestionArguments::deserialize(input).ok()?;
         let (allow, deny) = once_options(options);
-        let (allow, in_bounds) = (allow?, (1..=FIELDS_MAX).contains(&questions.len()));
+        let (allow, in_bounds) = (allow?, (1..=QUESTIONS_MAX).contains(&questions.len()));
         if !in_bounds {
-            return Some(Err(Error::invalid_params().data(json!(format!("1 to {FIELDS_MAX} questions")))));
+            return Some(Err(Error::invalid_params().data(json!(format!("1 to {QUESTIONS_MAX} questions")))));
         }
         let question = |(number, question): (usize, AcpQuestion)| {
-            let labels = question.options.into_iter().map(|option| (option.label.clone(), option.label));
-            let choices: Vec<_> = labels.collect();
-            let field_type = match choices.is_empty() {
-                true => AcpFieldType::Text,
-                false => AcpFieldType::Choice { choices, many: question.multi_select },
-            };
-            let field = AcpFormField { name: number.to_string(), field_type };
-            Ok((question_ask(question.question, field.options())?, field))
+            let labels = question.options.into_iter().map(|option| option.label).collect();
+            let field = FormField::from_labels(number.to_string(), labels, question.multi_select);
+            Ok((
+                question_request(question.question, field.options()).map_err(Error::into_internal_error)?,
+                field,
+            ))
         };
         let questions = questions.into_iter().enumerate().map(question).collect::<Result<_, _>>();
         Some(questions.map(|questions| Self::Questions { questions, allow, deny }))
@@ -168,16 +154,10 @@ impl AcpAsk {
             AcpClientOperation::Write(_) => format!("May the agent write {}?", operation.argument()),
             AcpClientOperation::Run(_) => operation.argument(),
         };
-        let ask = AskRequest {
-            id: generate_ask_id()?,
-            kind: AskKind::Permission,
-            tool: Some(operation.tool().to_owned()),
-            input: operation.input(),
-            risk: None,
-            prompt,
-            options: Vec::new(),
-            implicit: operation.is_read_only(),
-        };
+        let tool = operation.tool().to_owned();
+        let mut ask =
+            permission_request(tool, operation.input(), Some(prompt)).map_err(Error::into_internal_error)?;
+        ask.implicit = operation.is_read_only();
         Ok(Self::Operation { ask, operation })
     }
 
@@ -186,28 +166,16 @@ impl AcpAsk {
         let ElicitationMode::Form(form) = request.mode else {
             return Err(Error::invalid_params().data(json!("only forms are supported")));
         };
-        let fields = form.requested_schema.properties;
-        if fields.is_empty() || fields.len() > FIELDS_MAX {
-            return Err(Error::invalid_params().data(json!(format!("a form has 1 to {FIELDS_MAX} fields"))));
-        }
+        let mut fields = form_fields(&as_json(&form.requested_schema))
+            .map_err(|error| Error::invalid_params().data(json!(error.to_string())))?;
         let required = form.requested_schema.required.unwrap_or_default();
-        let fields = fields.into_iter().map(|(name, schema)| {
-            let is_required = required.contains(&name);
-            AcpFormField::from_schema(name, schema).map(|(label, field)| (label, field, is_required))
-        });
-        let fields: Vec<_> = fields.collect::<Result<_, Error>>()?;
         // An optional text field beside a choice is for a remark. Nobody is asked for it.
-        let has_choice =
-            fields.iter().any(|(_, field, _)| matches!(field.field_type, AcpFieldType::Choice { .. }));
-        let is_remark = |field: &AcpFormField, is_required: bool| {
-            has_choice && !is_required && matches!(field.field_type, AcpFieldType::Text)
-        };
-        let fields: Vec<_> =
-            fields.into_iter().filter(|(_, field, required)| !is_remark(field, *required)).collect();
+        let has_choice = fields.iter().any(|(_, field)| field.is_choice());
+        fields.retain(|(_, field)| !(has_choice && field.is_text() && !required.contains(&field.name)));
         let alone = fields.len() == 1;
-        let question = |(label, field, _): (String, AcpFormField, bool)| {
+        let question = |(label, field): (String, FormField)| {
             let prompt = if alone { request.message.clone() } else { format!("{} {label}", request.message) };
-            Ok((question_ask(prompt, field.options())?, field))
+            Ok((question_request(prompt, field.options()).map_err(Error::into_internal_error)?, field))
         };
         fields.into_iter().map(question).collect::<Result<_, _>>().map(Self::Form)
     }
@@ -233,54 +201,44 @@ impl AcpAsk {
                 let Some(answer) = turn.ask(ask).await? else {
                     return Ok(AcpAskOutcome::Answer(permission_answer(None, None)));
                 };
-                Ok(match answer.decision {
-                    Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => {
-                        AcpAskOutcome::ToolAllowed { answer: permission_answer(Some(allow), None), argument }
-                    }
-                    Some(PermissionDecision::Deny) | None => {
-                        let reason = answer.reason;
-                        AcpAskOutcome::ToolDenied {
-                            answer: permission_answer(deny, reason.clone()),
-                            tool,
-                            reason,
-                        }
-                    }
-                })
+                if answer.decision.is_some_and(PermissionDecision::allows) {
+                    let answer = permission_answer(Some(allow), None);
+                    return Ok(AcpAskOutcome::ToolAllowed { answer, argument });
+                }
+                let reason = answer.reason;
+                let answer = permission_answer(deny, reason.clone());
+                Ok(AcpAskOutcome::ToolDenied { answer, tool, reason })
             }
             Self::OnceNotOffered { tool, deny } => {
-                let text = format!(
-                    "the agent asked to use {tool} but offered no way to allow it just once; the request was refused"
-                );
-                turn.emit(TurnUpdate::Notice { text }).await?;
+                turn.emit(once_not_offered_notice(&tool)).await?;
                 let why = Some("permission can only be given for one use".to_owned());
                 Ok(AcpAskOutcome::Answer(permission_answer(deny, why)))
             }
-            Self::Form(questions) => {
-                Ok(AcpAskOutcome::Answer(match ask_questions(questions, turn).await? {
-                    AcpFormOutcome::Completed(content) => form_answer(ElicitationAction::Accept(
-                        ElicitationAcceptAction::new().content(content),
-                    )),
-                    AcpFormOutcome::Declined => form_answer(ElicitationAction::Decline),
-                    AcpFormOutcome::Withdrawn => form_answer(ElicitationAction::Cancel),
-                }))
-            }
+            Self::Form(questions) => Ok(AcpAskOutcome::Answer(match ask_form(questions, turn).await? {
+                FormOutcome::Completed(content) => {
+                    let mut answer = form_answer(ElicitationAction::Accept(ElicitationAcceptAction::new()));
+                    answer["content"] = Value::Object(content);
+                    answer
+                }
+                FormOutcome::Declined => form_answer(ElicitationAction::Decline),
+                FormOutcome::Withdrawn => form_answer(ElicitationAction::Cancel),
+            })),
             Self::Questions { questions, allow, deny } => {
-                Ok(AcpAskOutcome::Answer(match ask_questions(questions, turn).await? {
-                    AcpFormOutcome::Completed(answers) => {
+                Ok(AcpAskOutcome::Answer(match ask_form(questions, turn).await? {
+                    FormOutcome::Completed(answers) => {
                         let mut answer = permission_answer(Some(allow), None);
-                        answer["answers"] = as_json(&answers);
+                        answer["answers"] = Value::Object(answers);
                         answer
                     }
-                    AcpFormOutcome::Declined => permission_answer(deny, None),
-                    AcpFormOutcome::Withdrawn => permission_answer(None, None),
+                    FormOutcome::Declined => permission_answer(deny, None),
+                    FormOutcome::Withdrawn => permission_answer(None, None),
                 }))
             }
             Self::Operation { ask, operation } => Ok(match turn.ask(ask).await? {
                 None => AcpAskOutcome::OperationDenied(Error::request_cancelled()),
-                Some(AskAnswer {
-                    decision: Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways),
-                    ..
-                }) => AcpAskOutcome::OperationAllowed(operation),
+                Some(answer) if answer.decision.is_some_and(PermissionDecision::allows) => {
+                    AcpAskOutcome::OperationAllowed(operation)
+                }
                 Some(answer) => {
                     let reason = answer.reason.unwrap_or_else(|| "it is not allowed".to_owned());
                     AcpAskOutcome::OperationDenied(Error::new(
@@ -293,27 +251,6 @@ impl AcpAsk {
     }
 }
 
-/// The outcome of a series of questions.
-enum AcpFormOutcome {
-    Completed(BTreeMap<String, ElicitationContentValue>),
-    Declined,
-    Withdrawn,
-}
-
-/// Asks the questions one after the other, until one is declined or withdrawn.
-async fn ask_questions(
-    questions: Vec<(AskRequest, AcpFormField)>,
-    turn: &DriverTurn<'_>,
-) -> Result<AcpFormOutcome, LinkClosed> {
-    let mut content = BTreeMap::new();
-    for (ask, field) in questions {
-        let Some(answer) = turn.ask(ask).await? else { return Ok(AcpFormOutcome::Withdrawn) };
-        let Some(value) = field.parse_answer(&answer) else { return Ok(AcpFormOutcome::Declined) };
-        content.insert(field.name, value);
-    }
-    Ok(AcpFormOutcome::Completed(content))
-}
-
 /// The agent's ids for the options that allow and deny once. They are found by kind, because names and order differ
 /// between agents. To deny for ever is better than having no way to deny.
 fn once_options(options: &[PermissionOption]) -> (Option<PermissionOptionId>, Option<PermissionOptionId>) {
@@ -322,119 +259,6 @@ fn once_options(options: &[PermissionOption]) -> (Option<PermissionOptionId>, Op
     let deny =
         option_id(PermissionOptionKind::RejectOnce).or_else(|| option_id(PermissionOptionKind::RejectAlways));
     (option_id(PermissionOptionKind::AllowOnce), deny)
-}
-
-fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, Error> {
-    Ok(AskRequest {
-        id: generate_ask_id()?,
-        kind: AskKind::Question,
-        tool: None,
-        input: Value::Null,
-        risk: None,
-        prompt,
-        options,
-        implicit: false,
-    })
-}
-
-/// One field of a form. It knows its options and how to turn an answer into the value that the agent expects.
-#[derive(Debug)]
-pub(super) struct AcpFormField {
-    name: String,
-    field_type: AcpFieldType,
-}
-
-#[derive(Debug)]
-enum AcpFieldType {
-    Text,
-    Integer,
-    Number,
-    Boolean,
-    /// Pairs of the label that people see and the value. If `many`, an answer is a list of labels separated by commas.
-    Choice {
-        choices: Vec<(String, String)>,
-        many: bool,
-    },
-}
-
-impl AcpFormField {
-    /// Returns the label of the field and the field.
-    fn from_schema(name: String, schema: ElicitationPropertySchema) -> Result<(String, Self), Error> {
-        let titled = |options: Vec<EnumOption>| {
-            options.into_iter().map(|option| (option.title, option.value)).collect()
-        };
-        let plain = |values: Vec<String>| values.into_iter().map(|option| (option.clone(), option)).collect();
-        let (label, field_type) = match schema {
-            ElicitationPropertySchema::String(text) => {
-                let choices: Option<Vec<_>> = text.one_of.map(titled).or_else(|| text.enum_values.map(plain));
-                let field_type = choices
-                    .map_or(AcpFieldType::Text, |choices| AcpFieldType::Choice { choices, many: false });
-                (text.description.or(text.title), field_type)
-            }
-            ElicitationPropertySchema::Integer(number) => {
-                (number.description.or(number.title), AcpFieldType::Integer)
-            }
-            ElicitationPropertySchema::Number(number) => {
-                (number.description.or(number.title), AcpFieldType::Number)
-            }
-            ElicitationPropertySchema::Boolean(boolean) => {
-                (boolean.description.or(boolean.title), AcpFieldType::Boolean)
-            }
-            ElicitationPropertySchema::Array(list) => {
-                let choices = match list.items {
-                    MultiSelectItems::String(items) => plain(items.values),
-                    MultiSelectItems::Titled(items) => titled(items.options),
-                    _ => return Err(unknown_field_type(&name)),
-                };
-                (list.description.or(list.title), AcpFieldType::Choice { choices, many: true })
-            }
-            _ => return Err(unknown_field_type(&name)),
-        };
-        Ok((label.unwrap_or_else(|| name.clone()), Self { name, field_type }))
-    }
-
-    /// The allowed answers. Empty if any answer may do, or if they are too many to list.
-    fn options(&self) -> Vec<String> {
-        match &self.field_type {
-            AcpFieldType::Boolean => vec!["yes".to_owned(), "no".to_owned()],
-            AcpFieldType::Choice { choices, many: false }
-                if choices.len() <= OPTIONS_MAX && labels_len(choices) <= OPTIONS_BYTES =>
-            {
-                choices.iter().map(|(label, _)| label.clone()).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// The value that the agent gets for an answer. `None` if the answer does not fit the field.
-    fn parse_answer(&self, answer: &AskAnswer) -> Option<ElicitationContentValue> {
-        let value = answer.value.as_deref()?;
-        Some(match &self.field_type {
-            AcpFieldType::Text => ElicitationContentValue::String(value.to_owned()),
-            AcpFieldType::Integer => ElicitationContentValue::Integer(value.trim().parse().ok()?),
-            AcpFieldType::Number => ElicitationContentValue::Number(value.trim().parse().ok()?),
-            AcpFieldType::Boolean => ElicitationContentValue::Boolean(value == "yes"),
-            AcpFieldType::Choice { choices, many } => {
-                let value_of = |label: &str| {
-                    choices.iter().find(|(known, _)| known == label).map(|(_, value)| value.clone())
-                };
-                if *many {
-                    let all = value.split(',').map(|label| value_of(label.trim())).collect::<Option<_>>()?;
-                    ElicitationContentValue::StringArray(all)
-                } else {
-                    ElicitationContentValue::String(value_of(value)?)
-                }
-            }
-        })
-    }
-}
-
-fn labels_len(choices: &[(String, String)]) -> usize {
-    choices.iter().map(|(label, _)| label.len()).sum()
-}
-
-fn unknown_field_type(field: &str) -> Error {
-    Error::invalid_params().data(json!(format!("the field `{field}` is of an unknown type")))
 }
 
 fn permission_answer(option: Option<PermissionOptionId>, reason: Option<String>) -> Value {
@@ -454,14 +278,10 @@ fn as_json<T: Serialize>(answer: &T) -> Value {
     serde_json::to_value(answer).expect("the protocol's own types are JSON")
 }
 
-fn generate_ask_id() -> Result<AskId, Error> {
-    new_ask_id().map_err(Error::into_internal_error)
-}
-
 #[cfg(test)]
 mod tests {
     use agent_client_protocol::v1::schema::{
-        ElicitationFormMode, ElicitationSchema, ElicitationSessionScope, StringPropertySchema,
+        ElicitationFormMode, ElicitationSchema, ElicitationSessionScope, EnumOption, StringPropertySchema,
     };
 
     use super::*;
@@ -524,13 +344,9 @@ mod tests {
             (colour.0.prompt.as_str(), colour.0.options),
             ("Please: Which colour?", vec!["Red".to_owned(), "Blue".to_owned()])
         );
-        let answer = |value: &str| AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
-        assert_eq!(
-            colour.1.parse_answer(&answer("Blue")),
-            Some(ElicitationContentValue::String("b".to_owned()))
-        );
+        assert_eq!(colour.1.parse_answer("Blue"), Some(json!("b")));
         assert_eq!(count.0.prompt, "Please: count");
-        assert_eq!(count.1.parse_answer(&answer(" 7 ")), Some(ElicitationContentValue::Integer(7)));
-        assert_eq!(count.1.parse_answer(&answer("many")), None);
+        assert_eq!(count.1.parse_answer(" 7 "), Some(json!(7)));
+        assert_eq!(count.1.parse_answer("many"), None);
     }
 }

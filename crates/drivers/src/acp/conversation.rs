@@ -14,7 +14,7 @@ use agent_client_protocol::{
 };
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
-use qd_protocol::link::{TurnOutcome, TurnStopReason, TurnUpdate};
+use qd_protocol::link::{TurnOutcome, TurnUpdate};
 use qd_protocol::manifest::{QuestionMethod, RefusalRule, SteerMethod};
 use qd_protocol::worker::META_KEY;
 use serde_json::{Value, json};
@@ -98,7 +98,7 @@ where
         prompt: &DriverPrompt,
     ) -> Result<Option<TurnOutcome>, LinkClosed> {
         if turn.is_cancelled() {
-            return Ok(Some(TurnOutcome::of(TurnStopReason::Cancelled)));
+            return Ok(Some(TurnOutcome::cancelled()));
         }
         self.last_run = Some(turn.run.clone());
         self.decoder.begin_turn();

@@ -42,7 +42,6 @@ use self::connection::AcpConnection;
 use self::conversation::AcpConversation;
 use self::handshake::AcpHandshakeOptions;
 use self::profile::AcpProfile;
-pub(crate) use self::prompt_content::unseen_messages;
 use self::turn_end::run_error;
 use crate::agent_driver::AgentStart;
 use crate::stdio_agent::{StdioAgent, StdioAgentStart, refused_start};

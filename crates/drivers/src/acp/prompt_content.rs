@@ -5,12 +5,11 @@ use agent_client_protocol::v1::schema::{
     AudioContent, BlobResourceContents, ContentBlock, EmbeddedResource, EmbeddedResourceResource,
     ImageContent, Meta, PromptCapabilities, PromptRequest, SessionId, TextContent, TextResourceContents,
 };
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use qd_protocol::link::PromptFile;
 use qd_protocol::worker::META_KEY;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::prompt_content::{decode_text_file, named_text, prompt_blocks};
 use crate::turn::DriverPrompt;
 
 /// Builds the prompt request, and returns the names of the files that the agent cannot take. The reasons
@@ -22,34 +21,14 @@ pub(super) fn prompt_request(
     unsent_reasons: &[String],
 ) -> (PromptRequest, Vec<String>) {
     let mut blocks: Vec<ContentBlock> = unsent_reasons.iter().map(|text| text_block(text)).collect();
-    let mut left_out = Vec::new();
-    if !prompt.text.is_empty() {
-        blocks.push(text_block(&prompt.text));
-    }
-    blocks.extend(unseen_messages(&prompt.messages).into_iter().map(|text| text_block(&text)));
-    for file in &prompt.files {
-        match file_block(file, capabilities) {
-            Some(block) => blocks.push(block),
-            None => left_out.push(file.name.clone()),
-        }
-    }
+    let (content, left_out) = prompt_blocks(prompt, text_block, |file| file_block(file, capabilities));
+    blocks.extend(content);
     let request = PromptRequest::new(session, blocks);
     if prompt.messages.is_empty() {
         return (request, left_out);
     }
     let meta = Meta::from_iter([(META_KEY.to_owned(), json!({"messages": prompt.messages}))]);
     (request.meta(meta), left_out)
-}
-
-/// The messages that an agent which remembers its conversation has not seen: those after its own last message.
-pub(crate) fn unseen_messages(messages: &[Value]) -> Vec<String> {
-    let first_unseen =
-        messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
-    let text = |message: &Value| match &message["content"] {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    messages[first_unseen..].iter().map(text).collect()
 }
 
 fn file_block(file: &PromptFile, capabilities: &PromptCapabilities) -> Option<ContentBlock> {
@@ -60,7 +39,7 @@ fn file_block(file: &PromptFile, capabilities: &PromptCapabilities) -> Option<Co
     if mime.starts_with("audio/") && capabilities.audio {
         return Some(ContentBlock::Audio(AudioContent::new(data, mime)));
     }
-    let plain = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let plain = decode_text_file(file);
     if capabilities.embedded_context {
         let uri = format!("attachment:///{name}");
         let resource = match plain {
@@ -73,7 +52,7 @@ fn file_block(file: &PromptFile, capabilities: &PromptCapabilities) -> Option<Co
         };
         return Some(ContentBlock::Resource(EmbeddedResource::new(resource)));
     }
-    plain.map(|text| text_block(&format!("{name}:\n{text}")))
+    plain.map(|text| text_block(&named_text(name, &text)))
 }
 
 fn text_block(text: &str) -> ContentBlock {
@@ -82,24 +61,14 @@ fn text_block(text: &str) -> ContentBlock {
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::RunId;
-    use qd_protocol::link::TurnLimits;
-
     use super::*;
-
-    fn prompt(files: Vec<PromptFile>, messages: Vec<Value>) -> DriverPrompt {
-        let run = RunId::parse("r").unwrap();
-        DriverPrompt { run, text: "look".to_owned(), files, messages, limits: TurnLimits::default() }
-    }
-
-    fn file(name: &str, mime: &str, data: &[u8]) -> PromptFile {
-        PromptFile { name: name.to_owned(), mime: mime.to_owned(), data: BASE64_STANDARD.encode(data) }
-    }
+    use crate::prompt_content::{test_file, test_prompt};
 
     #[test]
     fn files_come_in_the_form_that_the_agent_can_take_and_the_rest_is_named() {
-        let prompt =
-            prompt(vec![file("a.png", "image/png", &[0xff]), file("b.txt", "text/plain", b"words")], vec![]);
+        let files =
+            vec![test_file("a.png", "image/png", &[0xff]), test_file("b.txt", "text/plain", b"words")];
+        let prompt = test_prompt("look", files, vec![]);
         let (poor, left_out) = prompt_request("s".into(), &PromptCapabilities::new(), &prompt, &[]);
         assert_eq!(poor.prompt, [text_block("look"), text_block("b.txt:\nwords")]);
         assert_eq!(left_out, ["a.png"]);
@@ -117,8 +86,8 @@ mod tests {
             json!({"role": "user", "content": "one is done"}),
             json!({"role": "user", "content": {"n": 2}}),
         ];
-        let (request, _) =
-            prompt_request("s".into(), &PromptCapabilities::new(), &prompt(vec![], messages.clone()), &[]);
+        let prompt = test_prompt("look", vec![], messages.clone());
+        let (request, _) = prompt_request("s".into(), &PromptCapabilities::new(), &prompt, &[]);
         assert_eq!(request.prompt, [text_block("look"), text_block("one is done"), text_block(r#"{"n":2}"#)]);
         assert_eq!(request.meta.unwrap()[META_KEY]["messages"], json!(messages));
     }

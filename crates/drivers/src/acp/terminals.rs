@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use agent_client_protocol::v1::schema::{
     CLIENT_METHOD_NAMES as METHODS, CreateTerminalRequest, CreateTerminalResponse, KillTerminalRequest,
@@ -11,6 +11,7 @@ use agent_client_protocol::v1::schema::{
     TerminalOutputRequest, TerminalOutputResponse, WaitForTerminalExitResponse,
 };
 use agent_client_protocol::{Error, ErrorCode, JsonRpcResponse, RawJsonRpcId};
+use parking_lot::Mutex;
 use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
@@ -183,7 +184,7 @@ pub(super) type AcpTerminalStart = (RawJsonRpcId, Result<(KeeperChild, usize), E
 
 impl AcpTerminal {
     fn text(&self) -> (String, bool) {
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let output = self.output.lock();
         (String::from_utf8_lossy(&output.bytes).into_owned(), output.truncated)
     }
 
@@ -205,7 +206,7 @@ async fn collect_output(mut stream: impl AsyncRead + Unpin, output: Arc<Mutex<Ac
         if read == 0 {
             return;
         }
-        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = output.lock();
         output.append(&buffer[..read]);
     }
 }

@@ -43,7 +43,7 @@ pub(super) async fn turn_outcome(
         StopReason::MaxTokens => TurnOutcome::of(TurnStopReason::MaxTokens),
         StopReason::MaxTurnRequests => TurnOutcome::of(TurnStopReason::MaxTurns),
         StopReason::Refusal => TurnOutcome::of(TurnStopReason::Refused),
-        StopReason::Cancelled => TurnOutcome::of(TurnStopReason::Cancelled),
+        StopReason::Cancelled => TurnOutcome::cancelled(),
         other => {
             let message = format!("the agent reported an unknown stop reason: {other:?}");
             TurnOutcome::failed(RunError::new("agent_error", message))

@@ -2,19 +2,14 @@
 //! sent here. A [`ClaudeAsk`] puts its questions to the session and knows which response the agent then gets.
 
 use qd_link::LinkClosed;
-use qd_link::event_size::OPTIONS_BYTES;
 use qd_protocol::AskId;
-use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
+use qd_protocol::event::{AskAnswer, PermissionDecision};
 use qd_protocol::link::AskRequest;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::turn::{DriverTurn, new_ask_id};
-
-/// The most questions in one request.
-const QUESTIONS_MAX: usize = 32;
-/// The most options offered for one question.
-const OPTIONS_MAX: usize = 128;
+use crate::asks::{QUESTIONS_MAX, listable_options, permission_request, question_request};
+use crate::turn::DriverTurn;
 
 /// A tool that the agent wants to use. Its suggestions for permanent rules are not read: permission is given once, so
 /// that every later call is judged by the policy again.
@@ -65,17 +60,8 @@ impl ClaudeAsk {
             let asks = questions.into_iter().map(|question| Ok((question.to_ask()?, question)));
             return Ok(Self::Questions { asks: asks.collect::<Result<_, _>>()?, input });
         }
-        let prompt = plan.map(str::to_owned).or(description).filter(|text| !text.is_empty());
-        let ask = AskRequest {
-            id: new_ask_id()?,
-            kind: AskKind::Permission,
-            prompt: prompt.unwrap_or_else(|| format!("May the agent use {tool_name}?")),
-            tool: Some(tool_name),
-            input: Value::Object(input.clone()),
-            risk: None,
-            options: Vec::new(),
-            implicit: false,
-        };
+        let prompt = plan.map(str::to_owned).or(description);
+        let ask = permission_request(tool_name, Value::Object(input.clone()), prompt)?;
         Ok(Self::Permission { ask, input })
     }
 
@@ -92,13 +78,9 @@ impl ClaudeAsk {
         match self {
             Self::Permission { ask, input } => {
                 let Some(answer) = turn.ask(ask).await? else { return Ok(deny_answer(NOBODY_ANSWERS)) };
-                Ok(match answer.decision {
-                    Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => {
-                        allow_answer(input)
-                    }
-                    Some(PermissionDecision::Deny) | None => {
-                        deny_answer(answer.reason.as_deref().unwrap_or(NOT_ALLOWED))
-                    }
+                Ok(match answer.decision.is_some_and(PermissionDecision::allows) {
+                    true => allow_answer(input),
+                    false => deny_answer(answer.reason.as_deref().unwrap_or(NOT_ALLOWED)),
                 })
             }
             Self::Questions { asks, mut input } => {
@@ -120,24 +102,13 @@ impl ClaudeAsk {
 impl ClaudeQuestion {
     fn to_ask(&self) -> Result<AskRequest, getrandom::Error> {
         let labels: Vec<_> = self.options.iter().map(|option| option.label.clone()).collect();
-        let fits =
-            labels.len() <= OPTIONS_MAX && labels.iter().map(String::len).sum::<usize>() <= OPTIONS_BYTES;
-        let (prompt, options) = match self.many {
-            // A choice of several cannot be offered as options, so the prompt lists them.
-            true if fits => (format!("{} (any of: {})", self.question, labels.join(", ")), Vec::new()),
-            _ => (self.question.clone(), if fits && !self.many { labels } else { Vec::new() }),
-        };
-        let (kind, input) = (AskKind::Question, Value::Null);
-        Ok(AskRequest {
-            id: new_ask_id()?,
-            kind,
-            tool: None,
-            input,
-            risk: None,
-            prompt,
-            options,
-            implicit: false,
-        })
+        let options = listable_options(labels);
+        // A choice of several cannot be offered as options, so the prompt lists them.
+        if self.many && !options.is_empty() {
+            let prompt = format!("{} (any of: {})", self.question, options.join(", "));
+            return question_request(prompt, Vec::new());
+        }
+        question_request(self.question.clone(), options)
     }
 
     /// The value that the agent gets for an answer. `None` if the answer does not fit the question.

@@ -152,14 +152,8 @@ pub(super) fn random_uuid() -> Result<String, getrandom::Error> {
     // The version and variant bits.
     random[6] = random[6] & 0x0f | 0x40;
     random[8] = random[8] & 0x3f | 0x80;
-    let mut uuid = String::with_capacity(36);
-    for (at, byte) in random.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&at) {
-            uuid.push('-');
-        }
-        uuid.push_str(&format!("{byte:02x}"));
-    }
-    Ok(uuid)
+    let digits = hex::encode(random);
+    Ok([&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-"))
 }
 
 #[cfg(test)]

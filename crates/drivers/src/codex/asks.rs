@@ -3,20 +3,20 @@
 
 use qd_link::LinkClosed;
 use qd_protocol::AskId;
-use qd_protocol::event::{AskKind, PermissionDecision};
-use qd_protocol::link::{AskRequest, TurnUpdate};
+use qd_protocol::event::PermissionDecision;
+use qd_protocol::link::AskRequest;
 use qd_protocol::policy::Risk;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::connection::{CodexParams, CodexRpcError};
-use super::forms::{self, CodexFormField};
 use super::items::{BASH, CodexToolUse, EDIT, mcp_tool_name, unwrap_shell};
 use super::tool_calls::CodexToolCalls;
-use crate::turn::{DriverTurn, new_ask_id};
-
-/// The most questions in one request.
-const QUESTIONS_MAX: usize = 32;
+use crate::asks::{
+    FormError, FormField, FormOutcome, QUESTIONS_MAX, ask_form, form_fields, listable_options,
+    once_not_offered_notice, permission_request, question_request,
+};
+use crate::turn::DriverTurn;
 
 /// An ask that the server waits for.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ enum CodexAskKind {
     /// Questions, asked one after the other, each with its id.
     Questions(Vec<(AskRequest, String)>),
     /// A form of an MCP server. Its questions are asked one after the other.
-    Form(Vec<(AskRequest, CodexFormField)>),
+    Form(Vec<(AskRequest, FormField)>),
 }
 
 /// The format of the response to a permission request.
@@ -176,25 +176,17 @@ impl CodexAsk {
                 let Some(answer) = turn.ask(ask).await? else {
                     return Ok(without_reason(style.cancel_answer()));
                 };
-                Ok(match answer.decision {
-                    Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => {
-                        without_reason(style.allow_answer())
-                    }
-                    Some(PermissionDecision::Deny) | None => {
-                        let denial = style.deny_answer(answer.reason.as_deref());
-                        let reason = answer.reason.filter(|_| !matches!(style, CodexAnswerStyle::Review));
-                        let reason = reason
-                            .zip(thread_and_turn)
-                            .map(|(reason, (thread, turn))| (thread, turn, reason));
-                        CodexAskOutcome { answer: denial, reason }
-                    }
-                })
+                if answer.decision.is_some_and(PermissionDecision::allows) {
+                    return Ok(without_reason(style.allow_answer()));
+                }
+                let denial = style.deny_answer(answer.reason.as_deref());
+                let reason = answer.reason.filter(|_| !matches!(style, CodexAnswerStyle::Review));
+                let reason =
+                    reason.zip(thread_and_turn).map(|(reason, (thread, turn))| (thread, turn, reason));
+                Ok(CodexAskOutcome { answer: denial, reason })
             }
             CodexAskKind::OnceNotOffered { tool, style } => {
-                let text = format!(
-                    "the agent asked to use {tool} but offered no way to allow it just once; the request was refused"
-                );
-                turn.emit(TurnUpdate::Notice { text }).await?;
+                turn.emit(once_not_offered_notice(&tool)).await?;
                 Ok(without_reason(style.deny_answer(None)))
             }
             CodexAskKind::Questions(questions) => {
@@ -207,19 +199,11 @@ impl CodexAsk {
                 }
                 Ok(without_reason(json!({"answers": answers})))
             }
-            CodexAskKind::Form(questions) => {
-                let mut content = Map::new();
-                for (ask, field) in questions {
-                    let Some(answer) = turn.ask(ask).await? else {
-                        return Ok(without_reason(CodexAnswerStyle::Elicitation.cancel_answer()));
-                    };
-                    match answer.value.as_deref().and_then(|value| field.parse_answer(value)) {
-                        Some(value) => content.insert(field.name, value),
-                        None => return Ok(without_reason(CodexAnswerStyle::Elicitation.deny_answer(None))),
-                    };
-                }
-                Ok(without_reason(json!({"action": "accept", "content": content})))
-            }
+            CodexAskKind::Form(questions) => Ok(without_reason(match ask_form(questions, turn).await? {
+                FormOutcome::Completed(content) => json!({"action": "accept", "content": content}),
+                FormOutcome::Declined => CodexAnswerStyle::Elicitation.deny_answer(None),
+                FormOutcome::Withdrawn => CodexAnswerStyle::Elicitation.cancel_answer(),
+            })),
         }
     }
 }
@@ -332,17 +316,8 @@ impl CodexApprovalRequest {
             input["reason"] = json!(reason);
         }
         let prompt = Some(self.message).filter(|message| !message.is_empty()).or(self.reason);
-        let ask = AskRequest {
-            id: generate_ask_id()?,
-            kind: AskKind::Permission,
-            prompt: prompt.unwrap_or_else(|| format!("May the agent use {name}?")),
-            tool: Some(name),
-            input,
-            risk,
-            options: Vec::new(),
-            implicit: false,
-        };
-        Ok(CodexAskKind::Permission { ask, style })
+        let ask = permission_request(name, input, prompt)?;
+        Ok(CodexAskKind::Permission { ask: AskRequest { risk, ..ask }, style })
     }
 
     fn questions_ask(self) -> Result<CodexAskKind, CodexRpcError> {
@@ -363,7 +338,7 @@ impl CodexApprovalRequest {
                 prompt.push_str("\nThe agent wants this kept secret, but answers are journalled.");
             }
             let labels = options.into_iter().map(|option| option.label).collect();
-            Ok((question_ask(prompt, forms::listable_options(labels))?, id))
+            Ok((question_request(prompt, listable_options(labels))?, id))
         };
         self.questions.into_iter().map(question).collect::<Result<_, _>>().map(CodexAskKind::Questions)
     }
@@ -378,35 +353,34 @@ impl CodexApprovalRequest {
             return self.permission_ask(CodexToolUse { name, input }, None, CodexAnswerStyle::Elicitation);
         }
         let fields = match self.mode.as_str() {
-            "form" | "openai/form" | "openaiForm" => forms::form_fields(&self.requested_schema)?,
-            "url" => vec![(self.url.clone(), CodexFormField::confirmation())],
+            "form" | "openai/form" | "openaiForm" => form_fields(&self.requested_schema)?,
+            // The form is at another place, and people only confirm that it is done.
+            "url" => {
+                let done = "done".to_owned();
+                vec![(self.url.clone(), FormField::from_labels(done.clone(), vec![done], false))]
+            }
             other => {
                 return Err(CodexRpcError::invalid_params(format!(
                     "quarterdeck does not support the elicitation mode {other}"
                 )));
             }
         };
-        let question = |(label, field): (String, CodexFormField)| {
+        let question = |(label, field): (String, FormField)| {
             let prompt = format!("{} ({}) {label}", self.message, self.server_name);
-            Ok((question_ask(prompt, field.options())?, field))
+            Ok((question_request(prompt, field.options())?, field))
         };
         fields.into_iter().map(question).collect::<Result<_, _>>().map(CodexAskKind::Form)
     }
 }
 
-fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, CodexRpcError> {
-    Ok(AskRequest {
-        id: generate_ask_id()?,
-        kind: AskKind::Question,
-        tool: None,
-        input: Value::Null,
-        risk: None,
-        prompt,
-        options,
-        implicit: false,
-    })
+impl From<getrandom::Error> for CodexRpcError {
+    fn from(error: getrandom::Error) -> Self {
+        Self::invalid_params(error.to_string())
+    }
 }
 
-fn generate_ask_id() -> Result<AskId, CodexRpcError> {
-    new_ask_id().map_err(|cause| CodexRpcError::invalid_params(cause.to_string()))
+impl From<FormError> for CodexRpcError {
+    fn from(error: FormError) -> Self {
+        Self::invalid_params(error.to_string())
+    }
 }

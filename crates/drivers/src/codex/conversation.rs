@@ -83,7 +83,7 @@ where
         prompt: &DriverPrompt,
     ) -> Result<Option<TurnOutcome>, LinkClosed> {
         if turn.is_cancelled() {
-            return Ok(Some(TurnOutcome::of(TurnStopReason::Cancelled)));
+            return Ok(Some(TurnOutcome::cancelled()));
         }
         self.last_run = Some(turn.run.clone());
         self.decoder.begin_turn();
@@ -312,7 +312,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
             "completed" => {
                 TurnOutcome { text: self.decoder.take_result(), ..TurnOutcome::of(TurnStopReason::EndTurn) }
             }
-            "interrupted" => TurnOutcome::of(TurnStopReason::Cancelled),
+            "interrupted" => TurnOutcome::cancelled(),
             "failed" => {
                 let error = ended.error.clone().or(open_turn.pending_error.take());
                 let error = error.map(|error| error.run_error());

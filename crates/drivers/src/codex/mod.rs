@@ -6,7 +6,7 @@
 //! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn; `cancel`: how
 //!   a turn is cancelled.
 //! - `prompt_content`: prompts; `event_decoder`: notifications, with `items`, `tool_calls`, `turn_end` and `usage`.
-//! - `asks`, `forms`: permission requests and questions.
+//! - `asks`: permission requests and questions.
 //! - `connection`: JSON-RPC messages, one per line.
 
 mod asks;
@@ -14,7 +14,6 @@ mod cancel;
 mod connection;
 mod conversation;
 mod event_decoder;
-mod forms;
 mod handshake;
 mod items;
 mod prompt_content;

@@ -1,29 +1,15 @@
 //! Builds prompts for the server: the text, the files in forms that it accepts, and the messages that arrived while a
 //! turn was suspended.
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use qd_protocol::link::PromptFile;
 use serde_json::{Value, json};
 
-use crate::acp::unseen_messages;
+use crate::prompt_content::{decode_text_file, named_text, prompt_blocks};
 use crate::turn::DriverPrompt;
 
 /// Builds the input of a turn, and returns the names of the files that the agent cannot take.
 pub(super) fn turn_input(prompt: &DriverPrompt) -> (Vec<Value>, Vec<String>) {
-    let mut input = Vec::new();
-    let mut left_out = Vec::new();
-    if !prompt.text.is_empty() {
-        input.push(text_block(&prompt.text));
-    }
-    input.extend(unseen_messages(&prompt.messages).iter().map(|text| text_block(text)));
-    for file in &prompt.files {
-        match file_block(file) {
-            Some(part) => input.push(part),
-            None => left_out.push(file.name.clone()),
-        }
-    }
-    (input, left_out)
+    prompt_blocks(prompt, text_block, file_block)
 }
 
 pub(super) fn text_block(text: &str) -> Value {
@@ -35,36 +21,23 @@ fn file_block(file: &PromptFile) -> Option<Value> {
     if mime.starts_with("image/") {
         return Some(json!({"type": "image", "url": format!("data:{mime};base64,{data}")}));
     }
-    let text = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok())?;
-    Some(text_block(&format!("{name}:\n{text}")))
+    decode_text_file(file).map(|text| text_block(&named_text(name, &text)))
 }
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::RunId;
-    use qd_protocol::link::TurnLimits;
-
     use super::*;
+    use crate::prompt_content::{test_file, test_prompt};
 
     #[test]
     fn images_text_and_unseen_messages_are_sent_and_other_files_are_named() {
-        let file = |name: &str, mime: &str, data: &[u8]| PromptFile {
-            name: name.to_owned(),
-            mime: mime.to_owned(),
-            data: BASE64_STANDARD.encode(data),
-        };
-        let prompt = DriverPrompt {
-            run: RunId::parse("r").unwrap(),
-            text: "look".to_owned(),
-            files: vec![
-                file("a.png", "image/png", b"x"),
-                file("b.txt", "text/plain", b"words"),
-                file("c.bin", "application/octet-stream", &[0xff]),
-            ],
-            messages: vec![json!({"role": "assistant", "content": "old"}), json!({"content": {"n": 1}})],
-            limits: TurnLimits::default(),
-        };
-        let (input, left_out) = turn_input(&prompt);
+        let files = vec![
+            test_file("a.png", "image/png", b"x"),
+            test_file("b.txt", "text/plain", b"words"),
+            test_file("c.bin", "application/octet-stream", &[0xff]),
+        ];
+        let messages = vec![json!({"role": "assistant", "content": "old"}), json!({"content": {"n": 1}})];
+        let (input, left_out) = turn_input(&test_prompt("look", files, messages));
         let image = json!({"type": "image", "url": "data:image/png;base64,eA=="});
         assert_eq!(input, [text_block("look"), text_block(r#"{"n":1}"#), image, text_block("b.txt:\nwords")]);
         assert_eq!(left_out, ["c.bin"]);

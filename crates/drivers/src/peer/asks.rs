@@ -7,7 +7,7 @@ use qd_protocol::frame::plain::PlainApproval;
 use qd_protocol::link::AskRequest;
 use serde_json::{Map, Value, json};
 
-use crate::turn::new_ask_id;
+use crate::asks::{permission_request, question_request};
 
 /// The permission type that our own workers use for a question.
 const QUESTION: &str = "question";
@@ -26,30 +26,13 @@ pub(super) struct PeerAskReply {
 
 pub(super) fn ask_request(body: PlainApproval) -> Result<AskRequest, getrandom::Error> {
     let PlainApproval { tool_name, permission_type, resource, question } = body;
-    let id = new_ask_id()?;
     if permission_type == QUESTION {
-        return Ok(AskRequest {
-            id,
-            kind: AskKind::Question,
-            tool: None,
-            input: Value::Null,
-            risk: None,
-            prompt: non_blank_or(question, || "The worker asks a question without text.".to_owned()),
-            options: vec![YES.to_owned(), "no".to_owned()],
-            implicit: false,
-        });
+        let prompt = non_blank_or(question, || "The worker asks a question without text.".to_owned());
+        return question_request(prompt, vec![YES.to_owned(), "no".to_owned()]);
     }
     let tool = non_blank_or(tool_name, || non_blank_or(permission_type.clone(), || TOOL.to_owned()));
-    Ok(AskRequest {
-        id,
-        kind: AskKind::Permission,
-        input: tool_input(&tool, &permission_type, &resource),
-        risk: None,
-        prompt: non_blank_or(question, || format!("May the agent use {tool}?")),
-        tool: Some(tool),
-        options: Vec::new(),
-        implicit: false,
-    })
+    let input = tool_input(&tool, &permission_type, &resource);
+    permission_request(tool, input, Some(question))
 }
 
 /// The reply for an answer. No answer means no.
@@ -58,9 +41,7 @@ pub(super) fn ask_reply(kind: AskKind, answer: Option<AskAnswer>) -> PeerAskRepl
         return PeerAskReply { approved: false, reason: None };
     };
     let approved = match kind {
-        AskKind::Permission => {
-            matches!(decision, Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways))
-        }
+        AskKind::Permission => decision.is_some_and(PermissionDecision::allows),
         AskKind::Question => value.as_deref() == Some(YES),
     };
     PeerAskReply { approved, reason: reason.filter(|reason| !approved && !reason.trim().is_empty()) }

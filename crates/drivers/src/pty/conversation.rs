@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use qd_keeper::KeeperHandle;
 use qd_protocol::event::RunError;
-use qd_protocol::link::{TurnOutcome, TurnStopReason};
+use qd_protocol::link::TurnOutcome;
 use qd_protocol::manifest::TerminalRules;
 use rustix::process::Pid;
 use tokio::sync::mpsc;
@@ -102,7 +102,7 @@ impl PtyConversation {
         let deadline = Instant::now() + PROMPT_WAIT_MAX;
         loop {
             if turn.is_cancelled() {
-                return Ok(Some(TurnOutcome::of(TurnStopReason::Cancelled)));
+                return Ok(Some(TurnOutcome::cancelled()));
             }
             if self.rules.idle_match(&self.screen.lock_screen()).is_some() {
                 return Ok(None);

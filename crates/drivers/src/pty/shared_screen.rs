@@ -2,9 +2,10 @@
 //! viewer gets the difference between the screen it last saw and the current one: a slow viewer misses what was in
 //! between, and nobody waits for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -49,7 +50,7 @@ impl SharedScreen {
 
     /// The screen. No operation leaves it half changed, so a panic elsewhere does not spoil it.
     pub(super) fn lock_screen(&self) -> MutexGuard<'_, TerminalScreen> {
-        self.screen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.screen.lock()
     }
 
     pub(super) fn notify_viewers(&self) {

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
+use qd_protocol::event::{AskAnswer, PermissionDecision};
 use qd_protocol::link::AskRequest;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::keys::KeystrokeQueue;
@@ -13,7 +13,7 @@ use super::output_decoder::PtyOutputDecoder;
 use super::screen::TerminalScreen;
 use super::screen_rules::{PtyAnswerForm, PtyQuestion, ScreenRules};
 use super::transcript::ScreenTranscript;
-use crate::turn::new_ask_id;
+use crate::asks::{permission_request, question_request};
 
 /// How long a screen has to be unchanged before it is judged. Programs write a screen in several pieces, which rarely
 /// come this far apart.
@@ -175,38 +175,26 @@ impl PtyTurn {
 impl PtyQuestion {
     /// The ask for people; `None` if the system provides no random numbers for its id.
     pub(super) fn ask_request(&self) -> Option<AskRequest> {
-        let id = new_ask_id().ok()?;
-        let (kind, tool, input, options) = match &self.answer_form {
-            PtyAnswerForm::YesOrNo => (
-                AskKind::Permission,
-                Some(TERMINAL_TOOL.to_owned()),
-                json!({ "question": self.text }),
-                Vec::new(),
-            ),
+        let request = match &self.answer_form {
+            PtyAnswerForm::YesOrNo => {
+                let input = json!({ "question": self.text });
+                permission_request(TERMINAL_TOOL.to_owned(), input, Some(self.text.clone()))
+            }
             PtyAnswerForm::OneOf(options) => {
                 let labels = options.iter().map(|(label, _)| label.clone()).collect();
-                (AskKind::Question, None, Value::Null, labels)
+                question_request(self.text.clone(), labels)
             }
         };
-        Some(AskRequest {
-            id,
-            kind,
-            tool,
-            input,
-            risk: None,
-            prompt: self.text.clone(),
-            options,
-            implicit: false,
-        })
+        request.ok()
     }
 
     /// The text to type for an answer.
     pub(super) fn answer_text(&self, answer: &AskAnswer) -> String {
         let value = answer.value.clone().unwrap_or_default();
         match &self.answer_form {
-            PtyAnswerForm::YesOrNo => match answer.decision {
-                Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => "y".to_owned(),
-                Some(PermissionDecision::Deny) | None => "n".to_owned(),
+            PtyAnswerForm::YesOrNo => match answer.decision.is_some_and(PermissionDecision::allows) {
+                true => "y".to_owned(),
+                false => "n".to_owned(),
             },
             PtyAnswerForm::OneOf(options) => {
                 let chosen = options.iter().find(|(label, _)| *label == value);
@@ -221,6 +209,7 @@ const TERMINAL_TOOL: &str = "terminal";
 
 #[cfg(test)]
 mod tests {
+    use qd_protocol::event::AskKind;
     use qd_protocol::manifest::{Manifest, OutputPatterns};
 
     use super::*;

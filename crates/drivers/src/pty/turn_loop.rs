@@ -211,7 +211,7 @@ impl PtyConversation {
         let (updates, error) = self.finish_output(open.state, Some(bytes_before));
         emit_all(open.turn, updates).await?;
         Ok(match error {
-            _ if open.cancelled => TurnOutcome::of(TurnStopReason::Cancelled),
+            _ if open.cancelled => TurnOutcome::cancelled(),
             Some(line) => TurnOutcome::failed(RunError::new("agent_error", line)),
             None => TurnOutcome::of(TurnStopReason::EndTurn),
         })

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use qd_protocol::text::escaped_head;
 
 /// Shorter values are not redacted: hiding them would hide half of all text.
@@ -209,12 +210,12 @@ fn encodings_of(value: &str) -> Vec<Vec<u8>> {
         STANDARD_NO_PAD.encode(bytes),
         URL_SAFE.encode(bytes),
         URL_SAFE_NO_PAD.encode(bytes),
-        hex_encode(bytes, false),
-        hex_encode(bytes, true),
-        percent_encode(bytes, UNRESERVED_RFC3986, false),
-        percent_encode(bytes, UNRESERVED_RFC3986, true),
-        percent_encode(bytes, UNRESERVED_JAVASCRIPT, true),
-        percent_encode(bytes, UNRESERVED_RFC3986, true).replace("%20", "+"),
+        hex::encode(bytes),
+        hex::encode_upper(bytes),
+        percent_encode_lower(value, ESCAPED_RFC3986),
+        utf8_percent_encode(value, ESCAPED_RFC3986).to_string(),
+        utf8_percent_encode(value, ESCAPED_JAVASCRIPT).to_string(),
+        utf8_percent_encode(value, ESCAPED_RFC3986).to_string().replace("%20", "+"),
         json_escape(value),
         json_escape_ascii(value),
         json_escape(value).replace('/', "\\/"),
@@ -237,27 +238,18 @@ fn base64_fragment(bytes: &[u8], shift: usize, engine: &impl Engine) -> String {
     whole[begin..end].to_owned()
 }
 
-fn hex_encode(bytes: &[u8], upper: bool) -> String {
-    bytes.iter().map(|byte| if upper { format!("{byte:02X}") } else { format!("{byte:02x}") }).collect()
-}
+/// The characters that RFC 3986 wants escaped.
+const ESCAPED_RFC3986: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// The characters that JavaScript's `encodeURIComponent` escapes: fewer than RFC 3986 does.
+const ESCAPED_JAVASCRIPT: &AsciiSet =
+    &ESCAPED_RFC3986.remove(b'!').remove(b'*').remove(b'\'').remove(b'(').remove(b')');
 
-/// The characters that RFC 3986 leaves unescaped, besides letters and digits.
-const UNRESERVED_RFC3986: &str = "-._~";
-/// The characters that JavaScript's `encodeURIComponent` leaves unescaped, besides letters and digits.
-const UNRESERVED_JAVASCRIPT: &str = "-._~!*'()";
-
-fn percent_encode(bytes: &[u8], plain: &str, upper: bool) -> String {
-    let mut text = String::new();
-    for byte in bytes {
-        if byte.is_ascii_alphanumeric() || plain.as_bytes().contains(byte) {
-            text.push(char::from(*byte));
-        } else if upper {
-            text.push_str(&format!("%{byte:02X}"));
-        } else {
-            text.push_str(&format!("%{byte:02x}"));
-        }
-    }
-    text
+/// Percent-encodes with the digits a to f in lower case. The encoder gives each escape as a piece of its own, and no other
+/// piece has a percent sign.
+fn percent_encode_lower(value: &str, escaped: &'static AsciiSet) -> String {
+    utf8_percent_encode(value, escaped)
+        .map(|piece| if piece.starts_with('%') { piece.to_ascii_lowercase() } else { piece.to_owned() })
+        .collect()
 }
 
 /// Escapes as inside a JSON string.

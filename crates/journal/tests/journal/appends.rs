@@ -2,8 +2,9 @@
 //! or not at all, and not affected by another caller's mistake.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 
+use parking_lot::Mutex;
 use qd_journal::faults::WriterStep;
 use qd_journal::{
     AppendError, AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, RunRow, SessionKey,
@@ -72,7 +73,7 @@ async fn nothing_is_shown_before_its_sync_or_answered_before_it_is_shown() {
     let steps = Arc::new(Mutex::new(steps));
     let next_step = || {
         let steps = steps.clone();
-        async move { tokio::task::spawn_blocking(move || steps.lock().unwrap().recv().unwrap()).await.unwrap() }
+        async move { tokio::task::spawn_blocking(move || steps.lock().recv().unwrap()).await.unwrap() }
     };
     for expected in
         [WriterStep::Committing, WriterStep::Committed, WriterStep::Published, WriterStep::Answered]

@@ -143,10 +143,7 @@ async fn finish_run(
 /// `None` if there will be no answer.
 fn permission_granted(resolution: AskResolution) -> Option<bool> {
     match resolution {
-        AskResolution::Answered(answer) => Some(matches!(
-            answer.decision,
-            Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways)
-        )),
+        AskResolution::Answered(answer) => Some(answer.decision.is_some_and(PermissionDecision::allows)),
         AskResolution::Withdrawn => None,
     }
 }

@@ -5,9 +5,10 @@
 
 use std::fmt::Display;
 use std::future::pending;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::{
     AgentLink, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, WorkerConnector, WorkerEnding,
     WorkerEndpoint, WorkerEndpointOptions, WorkerUnreachable, read_hello, receive_agent_start,
@@ -127,7 +128,7 @@ impl PipeWorker {
     }
 
     fn lock(&self) -> MutexGuard<'_, PipeWorkerState> {
-        self.0.state.lock().unwrap()
+        self.0.state.lock()
     }
 
     /// The daemon's end of a new connection.

@@ -3,10 +3,11 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use qd_link::{
     AgentEndpoint, AgentLink, LinkEvent, LinkOptions, MemorySpool, NumberedUpdate, Spool, WorkerConnector,
     WorkerEndpoint, WorkerEndpointOptions, WorkerUnreachable, host_agent, read_hello,
@@ -249,7 +250,7 @@ impl SimulatedHosts {
     }
 
     fn lock(&self) -> MutexGuard<'_, SimulatedHostsState> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 }
 
@@ -310,7 +311,7 @@ struct SharedSpoolState {
 
 impl SharedSpool {
     fn lock(&self) -> MutexGuard<'_, SharedSpoolState> {
-        self.0.lock().unwrap()
+        self.0.lock()
     }
 }
 

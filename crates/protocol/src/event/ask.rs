@@ -43,6 +43,13 @@ pub enum PermissionDecision {
     Deny,
 }
 
+impl PermissionDecision {
+    /// Whether the agent may go on, this time at least.
+    pub fn allows(self) -> bool {
+        matches!(self, Self::AllowOnce | Self::AllowAlways)
+    }
+}
+
 /// Answer to an ask.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Answer)]

@@ -2,8 +2,8 @@
 //! cancel behind it is always read.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::{AskId, EventNumber};
 use tokio::sync::{Notify, oneshot};
@@ -107,7 +107,7 @@ impl RunInbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, RunInboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

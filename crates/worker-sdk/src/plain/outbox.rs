@@ -1,9 +1,10 @@
 //! The frames that wait for a peer: in order, of one run at a time, bounded in bytes. A run's updates wait for room,
 //! its terminal never does, and nothing of a run is accepted after its terminal.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::AskId;
 use qd_protocol::frame::plain::{PlainApproval, PlainWorkerFrame};
 use qd_protocol::link::TurnUpdate;
@@ -181,6 +182,6 @@ impl PlainOutbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, PlainOutboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

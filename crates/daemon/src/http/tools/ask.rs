@@ -12,12 +12,13 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::super::idempotency::{ResponseRecording, run_once};
-use super::super::{internal_error, unreadable_row};
+use super::super::unreadable_row;
 use super::caller::ToolCaller;
 use super::inspect::poll_timeout;
 use super::json_object;
 use crate::actor::{ActorReply, IdempotencyKey};
 use crate::daemon::{Daemon, SessionAddress, read_failed, stopping_error};
+use crate::edge::internal_error;
 use crate::user_content::check_remark;
 use crate::{invalid_value, random};
 

@@ -8,13 +8,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::idempotency::run_once;
-use super::super::internal_error;
 use super::super::mail::{mail_id_from_key, post_mail};
 use super::super::runs::cancel_runs;
 use super::caller::{SessionReach, ToolCaller};
 use super::json_object;
 use crate::actor::{ActorReply, IdempotencyKey};
 use crate::daemon::Daemon;
+use crate::edge::internal_error;
 use crate::invalid_value;
 use crate::mail::{MailSender, OutgoingMail};
 

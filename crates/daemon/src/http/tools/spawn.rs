@@ -13,12 +13,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::idempotency::{ResponseRecording, run_once};
-use super::super::internal_error;
 use super::super::runs::{accept_prompt, run_id_from_key, run_receipt};
 use super::caller::ToolCaller;
 use super::json_object;
 use crate::actor::{ActorReply, IdempotencyKey};
 use crate::daemon::{Daemon, SessionAddress, read_failed};
+use crate::edge::internal_error;
 use crate::workspaces::WorkspaceEntry;
 use crate::{invalid_value, random};
 

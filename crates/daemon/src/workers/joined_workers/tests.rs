@@ -1,13 +1,13 @@
 //! Which process is chosen, which messages are believed and for how long, without a connection: the tests read frames
 //! from each process's outbox.
 
-use qd_home::DaemonHome;
 use qd_link::{WorkerConnector, WorkerEnding, WorkerUnreachable};
 use qd_protocol::frame::v1::ProtocolVersions;
 
 use super::control::JoinedConnection;
 use super::route::DialAttempt;
 use super::*;
+use crate::temporary_home::temporary_home;
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -19,9 +19,7 @@ struct JoinedWorkersFixture {
 
 impl JoinedWorkersFixture {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let home = DaemonHome::resolve(Some(folder.path().join("home")));
-        home.prepare().unwrap();
+        let (folder, home) = temporary_home();
         let keys = WorkerKeys(home.worker_key().unwrap());
         let tokens = Arc::new(WorkerTokenStore::open(&home, keys.clone()).unwrap());
         let token = tokens.create(None).unwrap().id;

@@ -5,9 +5,7 @@ use super::*;
 #[tokio::test]
 async fn a_cancelled_turn_ends_when_its_task_has() {
     for version in ALL_VERSIONS {
-        let format = A2aTestFormat(version);
-        let (mut harness, mut server) = A2aDriverHarness::ready(card(version, true)).await;
-        harness.prompt("a", "x");
+        let (format, mut harness, mut server) = start_turn(version).await;
         let stream = server.next_call().await.start_stream();
         stream.send_event(format.artifact("x", "words", false)).await;
         harness.wait_for_text("words").await;
@@ -30,9 +28,7 @@ async fn a_cancelled_turn_ends_when_its_task_has() {
 
 #[tokio::test]
 async fn a_cancel_before_the_task_id_is_known_is_sent_as_soon_as_it_is() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let call = server.next_call().await;
     harness.cancel("a");
     let stream = call.start_stream();
@@ -52,15 +48,8 @@ async fn a_cancel_before_the_task_id_is_known_is_sent_as_soon_as_it_is() {
 
 #[tokio::test]
 async fn a_cancel_while_the_agent_waits_for_an_answer_stops_its_task() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
-    server
-        .next_call()
-        .await
-        .start_stream()
-        .send_event(format.status("input-required", Some(("q", "Well?"))))
-        .await;
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
+    server.stream_one_event(format.status("input-required", Some(("q", "Well?")))).await;
     harness.wait_for_ask().await;
     harness.cancel("a");
     server.expect("CancelTask").await.send_result(format.task("canceled", None, &[]));
@@ -69,9 +58,7 @@ async fn a_cancel_while_the_agent_waits_for_an_answer_stops_its_task() {
 
 #[tokio::test]
 async fn a_task_that_is_gone_or_over_has_stopped() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let _stream = start_streaming_turn(&mut harness, &mut server).await;
     harness.cancel("a");
     server.expect("CancelTask").await.send_error(-32001, "which task?");
@@ -87,9 +74,7 @@ async fn a_task_that_is_gone_or_over_has_stopped() {
 
 #[tokio::test]
 async fn a_task_that_will_not_stop_is_named_in_a_notice_and_abandoned() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let _stream = start_streaming_turn(&mut harness, &mut server).await;
     harness.cancel("a");
     server.expect("CancelTask").await.send_error(-32004, "we never stop");
@@ -101,9 +86,7 @@ async fn a_task_that_will_not_stop_is_named_in_a_notice_and_abandoned() {
 
 #[tokio::test]
 async fn a_cancel_that_fails_is_repeated() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let _stream = start_streaming_turn(&mut harness, &mut server).await;
     harness.cancel("a");
     server.expect("CancelTask").await.send_http(503, &json!("busy"));
@@ -114,9 +97,7 @@ async fn a_cancel_that_fails_is_repeated() {
 
 #[tokio::test]
 async fn a_cancelled_task_without_a_stream_ends_by_poll_or_cancel_response() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let stream = start_streaming_turn(&mut harness, &mut server).await;
     harness.cancel("a");
     let call = server.expect("CancelTask").await;

@@ -143,6 +143,10 @@ impl A2aDriverHarness {
         });
     }
 
+    fn answer_value(&mut self, ask: &AskRequest, value: &str) {
+        self.answer(ask, AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() });
+    }
+
     async fn next_update(&mut self) -> AgentUpdate {
         while self.unread.is_empty() {
             match with_timeout("an update of the agent", self.link_end.next_event()).await {
@@ -205,6 +209,13 @@ impl A2aDriverHarness {
             }
         }
     }
+}
+
+/// A ready agent with streams, in this format, that has been sent the prompt `x` of the run `a`.
+async fn start_turn(version: A2aVersion) -> (A2aTestFormat, A2aDriverHarness, FakeA2aServer) {
+    let (mut harness, server) = A2aDriverHarness::ready(card(version, true)).await;
+    harness.prompt("a", "x");
+    (A2aTestFormat(version), harness, server)
 }
 
 fn run_id(name: &str) -> RunId {

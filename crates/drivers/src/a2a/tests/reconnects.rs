@@ -4,9 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_broken_stream_is_reopened_and_nothing_is_emitted_twice() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let stream = server.next_call().await.start_stream();
     stream.send_event(format.status("working", Some(("m1", "begun")))).await;
     stream.send_event(format.artifact("x", "one ", false)).await;
@@ -32,9 +30,7 @@ async fn a_broken_stream_is_reopened_and_nothing_is_emitted_twice() {
 
 #[tokio::test]
 async fn a_reopened_stream_is_not_trusted_until_it_shows_the_task() {
-    let format = A2aTestFormat(A2aVersion::V0_3);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V0_3, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V0_3).await;
     let stream = server.next_call().await.start_stream();
     stream.send_event(format.artifact("x", "one ", false)).await;
     harness.wait_for_text("one ").await;
@@ -58,9 +54,7 @@ async fn a_reopened_stream_is_not_trusted_until_it_shows_the_task() {
 #[tokio::test]
 async fn a_task_that_cannot_be_subscribed_to_is_polled() {
     for version in ALL_VERSIONS {
-        let format = A2aTestFormat(version);
-        let (mut harness, mut server) = A2aDriverHarness::ready(card(version, true)).await;
-        harness.prompt("a", "x");
+        let (format, mut harness, mut server) = start_turn(version).await;
         let stream = server.next_call().await.start_stream();
         stream.send_event(format.status("working", Some(("m1", "begun")))).await;
         harness.wait_for_text("begun").await;
@@ -79,9 +73,7 @@ async fn a_task_that_cannot_be_subscribed_to_is_polled() {
 
 #[tokio::test]
 async fn a_task_that_the_agent_no_longer_knows_has_failed() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     let stream = server.next_call().await.start_stream();
     stream.send_event(format.status("working", Some(("m", "begun")))).await;
     harness.wait_for_text("begun").await;
@@ -109,23 +101,16 @@ async fn a_prompt_is_not_sent_again_if_delivery_is_uncertain() {
 
 #[tokio::test]
 async fn a_question_whose_answer_was_lost_is_asked_again() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
-    server
-        .next_call()
-        .await
-        .start_stream()
-        .send_event(format.status("input-required", Some(("q", "Well?"))))
-        .await;
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
+    server.stream_one_event(format.status("input-required", Some(("q", "Well?")))).await;
     let ask = harness.wait_for_ask().await;
-    harness.answer(&ask, AskAnswer { value: Some("yes".to_owned()), ..AskAnswer::default() });
+    harness.answer_value(&ask, "yes");
     server.expect("SendStreamingMessage").await.send_http(503, &json!("away"));
     let stream = server.expect("SubscribeToTask").await.start_stream();
     stream.send_event(format.task_event("input-required", Some(("q", "Well?")), &[])).await;
     let ask = harness.wait_for_ask().await;
     assert_eq!(ask.prompt, "Well?");
-    harness.answer(&ask, AskAnswer { value: Some("yes!".to_owned()), ..AskAnswer::default() });
+    harness.answer_value(&ask, "yes!");
     let call = server.expect("SendStreamingMessage").await;
     assert_eq!(call.params["message"]["parts"], json!([{"text": "yes!"}]));
     call.send_result(format.task_event("completed", Some(("m", "thanks")), &[]));
@@ -134,9 +119,7 @@ async fn a_question_whose_answer_was_lost_is_asked_again() {
 
 #[tokio::test]
 async fn a_question_after_a_break_comes_after_the_missed_output() {
-    let format = A2aTestFormat(A2aVersion::V0_3);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V0_3, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V0_3).await;
     let stream = server.next_call().await.start_stream();
     stream.send_event(format.artifact("x", "one ", false)).await;
     harness.wait_for_text("one ").await;
@@ -147,7 +130,7 @@ async fn a_question_after_a_break_comes_after_the_missed_output() {
     call.send_result(format.task("input-required", Some(("q", "Well?")), &[("x", "one two ")]));
     harness.wait_for_text("two ").await;
     let ask = harness.wait_for_ask().await;
-    harness.answer(&ask, AskAnswer { value: Some("yes".to_owned()), ..AskAnswer::default() });
+    harness.answer_value(&ask, "yes");
     let stream = server.expect("message/stream").await.start_stream();
     stream.send_event(format.artifact("x", "three", true)).await;
     stream.send_event(format.status("completed", None)).await;
@@ -162,7 +145,7 @@ async fn a_question_that_stays_open_after_its_answer_is_asked_again() {
     harness.prompt("a", "x");
     server.expect("SendMessage").await.send_result(json!({ "task": open() }));
     let ask = harness.wait_for_ask().await;
-    harness.answer(&ask, AskAnswer { value: Some("yes".to_owned()), ..AskAnswer::default() });
+    harness.answer_value(&ask, "yes");
     server.expect("SendMessage").await.send_result(json!({ "task": open() }));
     for _ in 0..3 {
         server.expect("GetTask").await.send_result(open());
@@ -170,7 +153,7 @@ async fn a_question_that_stays_open_after_its_answer_is_asked_again() {
     let again = harness.wait_for_ask().await;
     assert_eq!(again.prompt, "Well?");
     assert_ne!(again.id, ask.id);
-    harness.answer(&again, AskAnswer { value: Some("yes!".to_owned()), ..AskAnswer::default() });
+    harness.answer_value(&again, "yes!");
     server.expect("SendMessage").await.send_result(format.task_event(
         "completed",
         Some(("m", "thanks")),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use hyper::body::{Body, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -88,7 +89,7 @@ impl FakeA2aServer {
     }
 
     pub(super) fn set_page(&self, path: &str, status: u16, header: &str, body: impl ToString) {
-        self.pages.lock().unwrap().insert(path.to_owned(), (status, header.to_owned(), body.to_string()));
+        self.pages.lock().insert(path.to_owned(), (status, header.to_owned(), body.to_string()));
     }
 
     /// Serves a card at the usual path.
@@ -105,6 +106,11 @@ impl FakeA2aServer {
         let call = self.next_call().await;
         assert_eq!(call.method, method, "{}", call.params);
         call
+    }
+
+    /// Answers the next call with a stream that ends after this event.
+    pub(super) async fn stream_one_event(&mut self, event: Value) {
+        self.next_call().await.start_stream().send_event(event).await;
     }
 
     /// Whether no call is waiting.
@@ -204,7 +210,7 @@ async fn answer_request(
 ) -> Response<FakeA2aBody> {
     let (head, body) = request.into_parts();
     let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
-    let page = pages.lock().unwrap().get(&path).cloned();
+    let page = pages.lock().get(&path).cloned();
     if let Some((status, header, body)) = page {
         let name = if (300..400).contains(&status) { "location" } else { "content-type" };
         let has_credential = status == 401 && head.headers.contains_key("authorization");

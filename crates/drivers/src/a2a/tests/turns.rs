@@ -110,7 +110,7 @@ async fn a_question_is_asked_and_its_answer_goes_to_the_same_task() {
         let ask = harness.wait_for_ask().await;
         assert_eq!((ask.kind, ask.prompt.as_str(), ask.options.len()), (AskKind::Question, "Where to?", 0));
         stream.wait_closed().await;
-        harness.answer(&ask, AskAnswer { value: Some("Rome".to_owned()), ..AskAnswer::default() });
+        harness.answer_value(&ask, "Rome");
         let call = server.expect(format.method("SendStreamingMessage")).await;
         let message = &call.params["message"];
         assert_eq!((&message["taskId"], &message["contextId"]), (&json!("t"), &json!("c")));
@@ -122,7 +122,7 @@ async fn a_question_is_asked_and_its_answer_goes_to_the_same_task() {
         stream.send_event(format.status("input-required", Some(("q2", "Which day?")))).await;
         let ask = harness.wait_for_ask().await;
         assert_eq!(ask.prompt, "Which day?");
-        harness.answer(&ask, AskAnswer { value: Some("Monday".to_owned()), ..AskAnswer::default() });
+        harness.answer_value(&ask, "Monday");
         let call = server.expect(format.method("SendStreamingMessage")).await;
         call.send_result(format.task_event("completed", Some(("m", "booked")), &[]));
         let ended = harness.wait_for_end("a").await;
@@ -132,15 +132,8 @@ async fn a_question_is_asked_and_its_answer_goes_to_the_same_task() {
 
 #[tokio::test]
 async fn a_declined_question_cancels_the_task_with_the_reason() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
-    server
-        .next_call()
-        .await
-        .start_stream()
-        .send_event(format.status("input-required", Some(("q", "May I?"))))
-        .await;
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
+    server.stream_one_event(format.status("input-required", Some(("q", "May I?")))).await;
     let ask = harness.wait_for_ask().await;
     let denial = AskAnswer {
         decision: Some(PermissionDecision::Deny),
@@ -167,7 +160,7 @@ async fn the_turn_ends_as_its_task_does() {
         ] {
             let (mut harness, mut server) = A2aDriverHarness::ready(card(version, true)).await;
             harness.prompt("a", "x");
-            server.next_call().await.start_stream().send_event(format.status(state, message)).await;
+            server.stream_one_event(format.status(state, message)).await;
             let ended = harness.wait_for_end("a").await;
             assert_eq!((ended.stop(), ended.error().code.as_str()), (TurnStopReason::Error, "agent_error"));
             assert!(ended.error().message.contains(expected), "{state}: {}", ended.error().message);
@@ -178,15 +171,8 @@ async fn the_turn_ends_as_its_task_does() {
 
 #[tokio::test]
 async fn an_agent_that_wants_to_be_authorised_ends_the_turn_with_what_to_do() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
-    server
-        .next_call()
-        .await
-        .start_stream()
-        .send_event(format.status("auth-required", Some(("m", "log in at H"))))
-        .await;
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
+    server.stream_one_event(format.status("auth-required", Some(("m", "log in at H")))).await;
     let call = server.expect("CancelTask").await;
     call.send_error(-32002, "no");
     let ended = harness.wait_for_end("a").await;
@@ -197,9 +183,7 @@ async fn an_agent_that_wants_to_be_authorised_ends_the_turn_with_what_to_do() {
 
 #[tokio::test]
 async fn a_refused_prompt_fails_with_the_agents_message_and_the_next_one_works() {
-    let format = A2aTestFormat(A2aVersion::V1_0);
-    let (mut harness, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
-    harness.prompt("a", "x");
+    let (format, mut harness, mut server) = start_turn(A2aVersion::V1_0).await;
     server.next_call().await.send_error(-32005, "no pictures, please");
     let ended = harness.wait_for_end("a").await;
     assert_eq!(ended.error().message, "no pictures, please (-32005)");
