@@ -501,7 +501,7 @@ async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
     let ask = home.qd(&["asks", "--json"]).await.json()[0]["id"].as_str().unwrap().to_owned();
     home.qd(&["allow", &ask]).await.ok();
     logs.wait_for_stdout(" after").await;
-    assert_eq!(run.wait().await.ok(), "before allowed after\n");
+    assert_eq!(run.wait().await.ok(), "before \nallowed after\n");
     assert!(wait.wait().await.ok().contains("end_turn"));
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct ConversationRenderer {
     options: ConversationOptions,
     /// Whether the answer's last line lacks its newline.
     answer_open: bool,
+    /// Whether the agent has used a tool since, so that what it says next is another message.
+    message_ended: bool,
     /// Whether a thought's last line lacks its newline.
     thought_open: bool,
     /// The run whose text has been streamed, so its result is not printed again.
@@ -58,7 +60,7 @@ pub(crate) struct ConversationRenderer {
 
 impl ConversationRenderer {
     pub(crate) fn new(options: ConversationOptions) -> Self {
-        Self { options, answer_open: false, thought_open: false, streamed_run: None }
+        Self { options, answer_open: false, message_ended: false, thought_open: false, streamed_run: None }
     }
 
     /// The text that one more event adds. Unknown kinds add nothing.
@@ -201,7 +203,12 @@ impl ConversationRenderer {
     }
 
     fn push_answer(&mut self, out: &mut Vec<ChannelText>, answer: &str) {
-        let text = if self.options.strip_controls { text::strip_controls(answer) } else { answer.to_owned() };
+        let mut text =
+            if self.options.strip_controls { text::strip_controls(answer) } else { answer.to_owned() };
+        // Two messages with a tool between them would run into one line, where nothing else is printed in between.
+        if std::mem::take(&mut self.message_ended) && self.answer_open {
+            text.insert(0, '\n');
+        }
         self.answer_open = !text.ends_with('\n');
         out.push(ChannelText { channel: OutputChannel::Answer, text });
     }
@@ -219,6 +226,7 @@ impl ConversationRenderer {
     }
 
     fn render_tool_started(&mut self, out: &mut Vec<ChannelText>, call: &ToolCallEvent) {
+        self.message_ended = true;
         let name = call.name.as_deref().unwrap_or("tool");
         let line = tool::summarize_call(name, call.input.as_ref().unwrap_or(&Value::Null));
         self.push_aside(out, &self.options.style.dim(&format!("tool {line}")));
