@@ -42,6 +42,24 @@ async fn a_plan_starts_nothing() {
 }
 
 #[tokio::test]
+async fn a_plan_checks_agents_and_branch_with_line_and_column() {
+    let daemon = TestDaemon::start().await;
+    for (session, position, hint) in [
+        ("a: { agent: nobody }", "3:", "unknown agent nobody"),
+        ("a: { agent: echo, worktree: true }", "3:32", "not in a git repository"),
+    ] {
+        let file = write(&daemon, &format!("fleet:\n  task: t\n  sessions: {{ {session} }}\n  start: a\n"));
+        for args in [&["up", &file, "--plan"][..], &["up", &file]] {
+            let output = daemon.qd(args).await;
+            assert!(output.stderr.contains(&format!("{file}:{position}")), "{output:?}");
+            assert!(output.stderr.contains(hint), "{output:?}");
+            output.expect_exit(1);
+        }
+    }
+    assert!(daemon.client().get("/v1/sessions").await.list().is_empty());
+}
+
+#[tokio::test]
 async fn a_mistake_is_told_with_file_line_and_column() {
     let daemon = TestDaemon::start().await;
     let file = write(&daemon, "fleet:\n  task: t\n  sessions: { a: { agent: echo } }\n  strat: a\n");

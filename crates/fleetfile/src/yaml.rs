@@ -43,6 +43,12 @@ impl YamlNode {
         FleetFileProblem { position: self.position, message: message.into(), key: None, suggestion: None }
     }
 
+    /// The entry of a map with this key.
+    pub(crate) fn child(&self, name: &str) -> Option<(&YamlKey, &YamlNode)> {
+        let YamlValue::Map(entries) = &self.value else { return None };
+        entries.iter().find(|(key, _)| key.name == name).map(|(key, node)| (key, node))
+    }
+
     /// The kind of node, for messages.
     pub(crate) fn kind_name(&self) -> &'static str {
         match &self.value {

@@ -25,7 +25,6 @@ pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCo
             true => context.out.print_json(&spec)?,
             false => context.out.print_data(&plan::render_plan(&spec, context.out.out_style()))?,
         }
-        return Ok(CliExitCode::Success);
     }
     let client = context.client().await?;
     let workspace = workspace::open_workspace(&client, flags.dir.as_deref()).await?;
@@ -34,6 +33,11 @@ pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCo
     let env = workspace::passed_variables(&workspace, &agents, names);
     let new = NewFleet { spec: text.into(), task: flags.task.clone(), env };
     let path = format!("/v1/workspaces/{}/fleets", workspace.id);
+    if flags.plan {
+        let checked = client.post::<serde_json::Value>(&format!("{path}/check"), &new).await;
+        checked.map_err(|failure| with_file_name(&flags.file, failure))?;
+        return Ok(CliExitCode::Success);
+    }
     if flags.detach {
         let fleet: Fleet =
             client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
@@ -61,11 +65,16 @@ fn file_problem(file: &Path, problem: &FleetFileProblem) -> CliFailure {
     CliFailure::Usage(format!("{}:{line}:{column}: {}", file.display(), problem.message))
 }
 
-/// Adds the name of the fleet file to a refusal of the daemon.
+/// Adds the name of the fleet file to a refusal of the daemon, with line and column if they are known.
 fn with_file_name(file: &Path, failure: CliFailure) -> CliFailure {
     match failure {
         CliFailure::Refused(mut refusal) => {
-            refusal.error.message = format!("{}: {}", file.display(), refusal.error.message);
+            let number = |name: &str| refusal.error.details.get(name).and_then(serde_json::Value::as_u64);
+            let at = match (number("line"), number("column")) {
+                (Some(line), Some(column)) => format!("{}:{line}:{column}", file.display()),
+                _ => file.display().to_string(),
+            };
+            refusal.error.message = format!("{at}: {}", refusal.error.message);
             CliFailure::Refused(refusal)
         }
         other => other,

@@ -79,21 +79,10 @@ impl Daemon {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet =
             FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
-        check_env(env)?;
-        let layout = match spec.sessions.values().any(|member| member.worktree) {
-            true => Some(self.worktree_layout(workspace, spec.base_branch.as_deref()).await?),
-            false => None,
-        };
-        let mut uncommitted: Vec<(UncommittedSession, BTreeMap<String, String>)> =
-            Vec::with_capacity(spec.sessions.len());
-        let mut sessions = BTreeMap::new();
-        for (name, member) in &spec.sessions {
-            let member_session = self
-                .build_member(workspace, &fleet, (name, member), layout.as_ref(), env)
-                .map_err(|error| member_error(name, error))?;
-            sessions.insert(name.clone(), member_session.0.session.id.clone());
-            uncommitted.push(member_session);
-        }
+        let uncommitted = self.build_members(workspace, &fleet, &spec, env).await?;
+        let names = spec.sessions.keys().cloned();
+        let ids = uncommitted.iter().map(|(member, _)| member.session.id.clone());
+        let sessions = names.zip(ids).collect();
         let started = FleetStarted { fleet_id: fleet.id.clone(), spec, sessions };
         let now = read_clocks();
         let body = EventBody::FleetStarted(started.clone());
@@ -139,6 +128,46 @@ impl Daemon {
         }
         self.send_fleet_message(&Arc::new(fleet), FleetActorMessage::Wake);
         Ok(view)
+    }
+
+    /// Checks everything that starting this fleet would check, and starts nothing.
+    pub(crate) async fn check_fleet(
+        self: &Arc<Self>,
+        workspace: &WorkspaceEntry,
+        spec: &FleetSpec,
+        env: &BTreeMap<String, String>,
+    ) -> Result<(), ApiError> {
+        let id = FleetId::from_random(&random::bytes::<16>());
+        let fleet =
+            FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
+        self.build_members(workspace, &fleet, spec, env).await.map(drop)
+    }
+
+    /// Builds all member sessions in the order of their names, each with the variables that its agent gets. A problem
+    /// names the session and the setting that it is about.
+    async fn build_members(
+        self: &Arc<Self>,
+        workspace: &WorkspaceEntry,
+        fleet: &FleetAddress,
+        spec: &FleetSpec,
+        env: &BTreeMap<String, String>,
+    ) -> Result<Vec<(UncommittedSession, BTreeMap<String, String>)>, ApiError> {
+        check_env(env)?;
+        let with_worktree = spec.sessions.iter().find(|(_, member)| member.worktree);
+        let layout = match with_worktree {
+            Some((name, _)) => {
+                let layout = self.worktree_layout(workspace, spec.base_branch.as_deref()).await;
+                Some(layout.map_err(|error| {
+                    error.with_detail("session", name.as_str()).with_detail("setting", "worktree")
+                })?)
+            }
+            None => None,
+        };
+        let members = spec.sessions.iter().map(|(name, member)| {
+            self.build_member(workspace, fleet, (name, member), layout.as_ref(), env)
+                .map_err(|error| member_error(name, error))
+        });
+        members.collect()
     }
 
     /// Builds a member session, with the variables that its agent gets.

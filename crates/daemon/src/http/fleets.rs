@@ -13,8 +13,10 @@ use qd_journal::{FleetFilter, FleetRow};
 use qd_protocol::api::{CancelResponse, NewFleet};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::event::EmptyEventData;
-use qd_protocol::fleet::Fleet;
+use qd_protocol::fleet::{Fleet, FleetSpec};
 use qd_protocol::{ApiError, ErrorCode, FleetId, WorkspaceId};
+use serde::Serialize;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -31,6 +33,7 @@ use crate::fleets::FleetActorReply;
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
         .routes(routes!(list_fleets, start_fleet))
+        .routes(routes!(check_fleet))
         .routes(routes!(get_fleet))
         .routes(routes!(cancel_fleet))
 }
@@ -73,17 +76,62 @@ async fn start_fleet(
     KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
 ) -> Result<(StatusCode, Json<Fleet>), HttpError> {
     let entry = daemon.workspaces.get(&workspace)?;
-    let NewFleet { spec, task, env } = new;
-    let text = match spec {
-        serde_json::Value::String(text) => text,
-        object => object.to_string(),
-    };
-    let spec = qd_fleetfile::parse_fleet_file(&text, task.as_deref()).map_err(invalid_fleet)?;
+    let (text, spec) = read_spec(&new)?;
     let start = |key| async {
-        let started = Box::pin(daemon.start_fleet(&entry, spec, &env, key)).await?;
-        Ok((started, ResponseRecording::WrittenWithEffect))
+        let started = Box::pin(daemon.start_fleet(&entry, spec, &new.env, key)).await;
+        Ok((started.map_err(|error| locate(&text, error))?, ResponseRecording::WrittenWithEffect))
     };
     Ok((StatusCode::CREATED, Json(run_once(&daemon, key, start).await?)))
+}
+
+/// A fleet that could be started.
+#[derive(Debug, Serialize, ToSchema)]
+struct FleetCheck {
+    /// The names of its sessions.
+    sessions: Vec<String>,
+}
+
+/// Checks a fleet as if it were started: its file, its agents and their settings, and the branch of its worktrees.
+#[utoipa::path(post, path = "/v1/workspaces/{w}/fleets/check", tag = "fleets", params(WorkspacePath),
+    request_body(content(("application/yaml"), (NewFleet = "application/json"))),
+    responses(
+        (status = 200, description = "It could be started", body = FleetCheck),
+        BadBodyResponses, NotFoundResponse, GuardResponses,
+        (status = 400, description = "As for starting it", body = ErrorBody),
+        (status = 409, description = "As for starting it", body = ErrorBody),
+    )
+)]
+async fn check_fleet(
+    State(daemon): State<Arc<Daemon>>,
+    PathIds(workspace): PathIds<WorkspaceId>,
+    FleetRequest(new): FleetRequest,
+) -> Result<Json<FleetCheck>, HttpError> {
+    let entry = daemon.workspaces.get(&workspace)?;
+    let (text, spec) = read_spec(&new)?;
+    Box::pin(daemon.check_fleet(&entry, &spec, &new.env)).await.map_err(|error| locate(&text, error))?;
+    Ok(Json(FleetCheck { sessions: spec.sessions.into_keys().collect() }))
+}
+
+/// The text of a fleet, and what it declares.
+fn read_spec(new: &NewFleet) -> Result<(String, FleetSpec), ApiError> {
+    let text = match &new.spec {
+        serde_json::Value::String(text) => text.clone(),
+        object => object.to_string(),
+    };
+    let spec = qd_fleetfile::parse_fleet_file(&text, new.task.as_deref()).map_err(invalid_fleet)?;
+    Ok((text, spec))
+}
+
+/// Adds the line and column of the setting that a problem is about.
+fn locate(text: &str, error: ApiError) -> ApiError {
+    let detail = |name: &str| error.details.get(name).and_then(|value| value.as_str());
+    let setting = detail("setting").unwrap_or("agent");
+    let position =
+        detail("session").and_then(|session| qd_fleetfile::position_of(text, Some(session), setting));
+    match position {
+        Some(at) => error.with_detail("line", at.line).with_detail("column", at.column),
+        None => error,
+    }
 }
 
 fn invalid_fleet(problem: FleetFileProblem) -> ApiError {

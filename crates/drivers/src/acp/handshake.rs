@@ -72,7 +72,8 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut decoder = AcpEventDecoder::new(options.profile.clone());
-    let hello = call(connection, &mut decoder, &initialize_request(options.runs_commands)).await?;
+    let hello = call(connection, &mut decoder, &initialize_request(options.runs_commands)).await;
+    let hello = hello.map_err(explain_first_refusal)?;
     if hello.protocol_version != ProtocolVersion::V1 {
         let message = format!(
             "the agent speaks version {} of the Agent Client Protocol; only version 1 is supported",
@@ -107,6 +108,17 @@ where
     let settings = AcpSessionSettings::parse(response);
     apply_settings(connection, &mut decoder, &new_session.session_id, options, &settings).await?;
     Ok(AcpHandshakeResult { session: new_session.session_id, capabilities, decoder, resume_failure })
+}
+
+/// Says what a refusal of the very first request means: no agent of this protocol refuses it.
+fn explain_first_refusal(error: AcpHandshakeError) -> AcpHandshakeError {
+    let AcpHandshakeError::Refused(refusal) = error else { return error };
+    let message = format!(
+        "the program does not speak the Agent Client Protocol on its standard input and output: it answered \
+         `initialize` with `{}`. Check the command, or start it as `exec:COMMAND` or `pty:COMMAND`",
+        refusal.message
+    );
+    AcpHandshakeError::Refused(Error::new(refusal.code, message))
 }
 
 /// The settings of a session that a client may change, with their current values.
