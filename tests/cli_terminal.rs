@@ -64,6 +64,19 @@ async fn attach_replays_goes_live_and_sends_what_is_typed() {
 }
 
 #[tokio::test]
+async fn ctrl_z_detaches_from_a_run_and_the_run_goes_on() {
+    let daemon = TestDaemon::start().await;
+    let script = steps(&[say("here"), await_steer(600_000)]);
+    let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.wait_for_text("here").await;
+    terminal.press_key("C-z").await;
+    let screen = terminal.wait_for_text("exit 0").await;
+    assert!(screen.contains("qd attach ses_"), "{screen}");
+    let sessions = daemon.client().get("/v1/sessions").await.list();
+    assert_eq!(sessions[0]["state"], "running");
+}
+
+#[tokio::test]
 async fn ctrl_c_in_a_terminal_cancels_the_run() {
     let daemon = TestDaemon::start().await;
     let script = steps(&[say("here"), sleep_forever()]);

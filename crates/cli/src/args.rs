@@ -55,7 +55,7 @@ pub(crate) enum CliVerb {
   git diff | qd run --agent claude -
   qd run --detach --title nightly --policy allow 'update the dependencies'
 
-Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without waiting.")]
+Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without waiting. Ctrl-Z detaches: the run goes on.")]
     Run(RunArgs),
     /// List sessions, or fleets with --fleet
     #[command(after_help = "Examples:
@@ -88,7 +88,7 @@ Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without wa
   qd up fleet.yaml --plan               show who would do what without starting anything
 
 Exit code: 0 if every session succeeded or a route handled its failure, 1 if not, 130 if the fleet was cancelled.
-Ctrl-C cancels the fleet and waits for it to end. A second Ctrl-C exits without waiting.")]
+Ctrl-C cancels the fleet and waits for it to end. A second Ctrl-C exits without waiting. Ctrl-Z detaches: it goes on.")]
     Up(UpArgs),
     /// Cancel fleets
     #[command(after_help = "Examples:

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
 use super::open_asks::{AnswerOutcome, OpenAsks};
+use super::run_watcher::{detach_signal, wait_for_detach};
 use crate::client::DaemonClient;
 use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
 use crate::failure::{CliExitCode, Result};
@@ -65,6 +66,7 @@ impl<'a> FleetWatcher<'a> {
     /// Watches until the fleet has ended, or until a second Ctrl-C.
     pub(super) async fn watch(mut self, mut stream: EventStream) -> Result<CliExitCode> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
+        let mut detaches = detach_signal(self.out)?;
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         if !self.draws_live() && !self.out.json && self.mode == FleetWatchMode::Started {
@@ -106,6 +108,11 @@ impl<'a> FleetWatcher<'a> {
                     self.out.print_note("cancelling; press Ctrl-C again to exit without waiting");
                     let path = format!("/v1/workspaces/{}/fleets/{}/cancel", self.fleet.workspace_id, self.fleet.id);
                     self.client.post::<CancelResponse>(&path, &serde_json::json!({})).await?;
+                }
+                () = wait_for_detach(&mut detaches) => {
+                    self.display.finish_drawing();
+                    self.out.print_note(&format!("detached, the fleet goes on: qd attach {}", self.fleet.id));
+                    return Ok(CliExitCode::Success);
                 }
                 line = self.open_asks.next_line(), if self.open_asks.awaiting_answer().is_some() => {
                     if self.open_asks.handle_line(line).await? == AnswerOutcome::Refused {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use qd_protocol::api::{AnswerRequest, CancelRequest, CancelResponse, PromptReceipt};
 use qd_protocol::event::{Ask, AskKind, EventBody, QueueReason};
 use qd_protocol::{FinishReason, Seq};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::open_asks::{AnswerOutcome, OpenAsks};
@@ -77,6 +77,7 @@ impl<'a> RunWatcher<'a> {
     /// Watches until the run has ended, or until a second Ctrl-C.
     pub(super) async fn watch(mut self, mut stream: EventStream) -> Result<CliExitCode> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
+        let mut detaches = detach_signal(self.out)?;
         let limit = self.watched.timeout.map_or(NO_TIMEOUT, Duration::from_secs_f64);
         let deadline = sleep_until(Instant::now() + limit);
         tokio::pin!(deadline);
@@ -107,6 +108,11 @@ impl<'a> RunWatcher<'a> {
                     self.cancel_run(WatcherStopReason::Interrupt, "Ctrl-C").await?;
                     self.out.print_note("cancelling; press Ctrl-C again to exit without waiting");
                 }
+                () = wait_for_detach(&mut detaches) => {
+                    self.transcript.end_line()?;
+                    self.note_detached();
+                    return Ok(CliExitCode::Success);
+                }
                 () = &mut deadline, if self.watched.timeout.is_some() && self.stop_reason.is_none() => {
                     self.cancel_run(WatcherStopReason::Timeout, "qd run --timeout").await?;
                 }
@@ -125,6 +131,15 @@ impl<'a> RunWatcher<'a> {
                 }
             }
         }
+    }
+
+    fn note_detached(&self) {
+        let id = &self.watched.session.id;
+        let timeout = match self.watched.timeout {
+            Some(_) => "; --timeout no longer applies",
+            None => "",
+        };
+        self.out.print_note(&format!("detached, the run goes on{timeout}: qd attach {id}"));
     }
 
     /// Handles one event; returns the exit code if it was the last.
@@ -241,5 +256,22 @@ impl<'a> RunWatcher<'a> {
         let request = CancelRequest { run_id, reason: Some(reason.to_owned()) };
         self.client.post::<CancelResponse>(&path, &request).await?;
         Ok(())
+    }
+}
+
+/// Ctrl-Z, which leaves what is being watched. Without a terminal the signal keeps its usual meaning.
+pub(super) fn detach_signal(out: &CliOutput) -> Result<Option<Signal>> {
+    if !out.err_tty {
+        return Ok(None);
+    }
+    let kind = SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw());
+    Ok(Some(signal(kind).map_err(anyhow::Error::from)?))
+}
+
+/// Waits for Ctrl-Z.
+pub(super) async fn wait_for_detach(detaches: &mut Option<Signal>) {
+    match detaches {
+        Some(detaches) => _ = detaches.recv().await,
+        None => std::future::pending().await,
     }
 }
