@@ -133,6 +133,7 @@ pub(crate) mod tests {
             kind: AskKind::Permission,
             tool: Some("Bash".to_owned()),
             input: json!({"command": "git push"}),
+            input_sha256: Some("0".repeat(64)),
             risk,
             prompt: String::new(),
             options: Vec::new(),

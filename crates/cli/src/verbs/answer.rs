@@ -19,7 +19,7 @@ pub(crate) async fn allow(context: &VerbContext, id: &str, always: bool) -> Resu
 /// Denies a permission request; the agent gets the reason.
 pub(crate) async fn deny(context: &VerbContext, id: &str, reason: &str) -> Result<CliExitCode> {
     let reason = (!reason.is_empty()).then(|| reason.to_owned());
-    answer_ask(context, id, AnswerRequest { decision: Some("deny".to_owned()), value: None, reason }).await
+    answer_ask(context, id, AnswerRequest { decision: Some("deny".to_owned()), reason, ..AnswerRequest::default() }).await
 }
 
 /// Answers a question.

@@ -180,7 +180,7 @@ impl<'a> RunWatcher<'a> {
             OnAskAction::Wait => {}
             OnAskAction::Deny if ask.kind == AskKind::Permission => {
                 let reason = Some("nobody is available to allow this".to_owned());
-                let request = AnswerRequest { decision: Some("deny".to_owned()), value: None, reason };
+                let request = AnswerRequest { decision: Some("deny".to_owned()), reason, ..AnswerRequest::default() };
                 if self.open_asks.send_answer(&ask.id, &request).await? == AnswerOutcome::Refused {
                     self.prompt_for_answer();
                 }

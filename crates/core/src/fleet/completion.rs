@@ -13,6 +13,7 @@ use qd_protocol::policy::Risk;
 use serde_json::json;
 
 use super::{FinishedRun, FleetReply, FleetStepBuilder, prompt};
+use crate::ask_digest;
 
 impl FleetStepBuilder<'_> {
     /// Shows the results to a person, and waits for an answer.
@@ -27,6 +28,7 @@ impl FleetStepBuilder<'_> {
             })
             .collect();
         let shown = results.iter().map(|(name, text)| prompt::format_section(name, text));
+        let input = json!({ "results": results });
         let ask = Ask {
             id: id.clone(),
             session_id: None,
@@ -34,7 +36,8 @@ impl FleetStepBuilder<'_> {
             fleet_id: Some(self.id.clone()),
             kind: AskKind::Question,
             tool: None,
-            input: json!({ "results": results }),
+            input_sha256: Some(ask_digest::input_sha256(&input)),
+            input,
             risk: Risk::Low,
             prompt: format!("What is the result?\n\n{}", shown.collect::<Vec<_>>().join("\n\n")),
             options: Vec::new(),
@@ -46,11 +49,15 @@ impl FleetStepBuilder<'_> {
         self.emit(EventBody::AskOpened(AskOpened { ask_id: id, ask }));
     }
 
-    pub(super) fn answer_ask(&mut self, id: &AskId, answer: AskAnswer) {
+    pub(super) fn answer_ask(&mut self, id: &AskId, answer: AskAnswer, shown_sha256: Option<&str>) {
         let Some(ask) = self.asks.get(id) else {
             self.step.reply = Some(FleetReply::AskNotOpen);
             return;
         };
+        if !ask_digest::matches_shown(ask, shown_sha256) {
+            self.step.reply = Some(FleetReply::AskChanged);
+            return;
+        }
         if let Err(problem) = crate::session::validate_answer(ask, &answer) {
             self.step.reply = Some(FleetReply::InvalidAnswer(problem));
             return;
