@@ -121,13 +121,7 @@ impl AskDoc {
     /// The row of an ask that was answered or withdrawn.
     pub fn resolved(resolved: &AskResolved, at: Millis) -> Self {
         let AskResolved { ask_id: _, ask, by, rule, granted } = resolved;
-        Self {
-            ask: ask.clone(),
-            by: Some(*by),
-            rule: rule.clone(),
-            granted: *granted,
-            resolved_at: Some(at),
-        }
+        Self { ask: ask.clone(), by: Some(*by), rule: rule.clone(), granted: *granted, resolved_at: Some(at) }
     }
 
     /// The ask as the API shows it. An ask of an earlier release gets the digest of its input here.
@@ -306,9 +300,11 @@ pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<Update
             let ask = AskDoc::opened(opened.ask.clone());
             run.iter().filter_map(run_of).chain([UpdatedRow::Ask(ask)]).collect()
         }
-        (EventBody::AskResolved(resolved), run) => {
-            run.iter().filter_map(run_of).chain([UpdatedRow::Ask(AskDoc::resolved(resolved, event.ts.wall))]).collect()
-        }
+        (EventBody::AskResolved(resolved), run) => run
+            .iter()
+            .filter_map(run_of)
+            .chain([UpdatedRow::Ask(AskDoc::resolved(resolved, event.ts.wall))])
+            .collect(),
         (EventBody::RunFinished(finished), Some(id)) => {
             let Some(run) = ending else { return Vec::new() };
             let doc = RunDoc {

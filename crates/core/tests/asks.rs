@@ -193,10 +193,7 @@ fn an_ask_of_a_release_without_digests_is_answered_by_the_digest_of_its_input() 
     harness.state = serde_json::from_str(&snapshot.replace(&stored, "")).unwrap();
     let refused = answer_shown(&mut harness, "1", Some("of something else"));
     assert_eq!(refused.reply, Some(CommandReply::Refused(CommandRefusal::AskChanged)));
-    assert!(matches!(
-        answer_shown(&mut harness, "1", Some(&digest)).reply,
-        Some(CommandReply::Answered(_))
-    ));
+    assert!(matches!(answer_shown(&mut harness, "1", Some(&digest)).reply, Some(CommandReply::Answered(_))));
 }
 
 proptest::proptest! {

@@ -599,6 +599,14 @@ pub struct ReferenceMatch {
     pub session_id: Option<SessionId>,
 }
 
+/// Response of `GET /v1/short-ids`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ShortIds {
+    /// For each id, the shortest beginning that means only it, without the prefix of its kind. It has at least four
+    /// characters. An id that nothing has, or that has no such beginning, is returned whole.
+    pub ids: BTreeMap<String, String>,
+}
+
 /// What a reference can refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -180,8 +180,9 @@ impl<'a> RunWatcher<'a> {
             OnAskAction::Wait => {}
             OnAskAction::Deny if ask.kind == AskKind::Permission => {
                 let reason = Some("nobody is available to allow this".to_owned());
-                let request = AnswerRequest { decision: Some("deny".to_owned()), reason, ..AnswerRequest::default() };
-                if self.open_asks.send_answer(&ask.id, &request).await? == AnswerOutcome::Refused {
+                let request =
+                    AnswerRequest { decision: Some("deny".to_owned()), reason, ..AnswerRequest::default() };
+                if self.open_asks.send_answer(&ask, request).await? == AnswerOutcome::Refused {
                     self.prompt_for_answer();
                 }
                 return Ok(());
@@ -197,7 +198,7 @@ impl<'a> RunWatcher<'a> {
             }
         }
         if self.out.json {
-            self.out.print_stderr(&ask::format_ask(&ask));
+            self.out.print_stderr(&ask::format_ask(&ask, self.out.err_style(), self.out.err_width()));
         }
         if !self.open_asks.is_interactive() {
             self.out.print_stderr(&ask::answer_commands(&ask));

@@ -119,9 +119,7 @@ async fn answer_ask(
         }
     };
     match run_once(&daemon, key, deliver).await? {
-        ActorReply::Answered(ask) => {
-            Ok(Json(AnswerResponse { resolved: true, ask: with_digest(*ask) }))
-        }
+        ActorReply::Answered(ask) => Ok(Json(AnswerResponse { resolved: true, ask: with_digest(*ask) })),
         _ => Err(internal_error().into()),
     }
 }

@@ -38,6 +38,7 @@ fn shown(shared_screen: bool, events: &[Event]) -> (String, String) {
         style: TextStyle::new(false),
         shared_screen,
         show_prompts: true,
+        width: None,
         strip_controls: false,
     };
     let mut conversation = ConversationRenderer::new(options);
@@ -59,6 +60,7 @@ fn screen(events: &[Event]) -> String {
         style: TextStyle::new(false),
         shared_screen: true,
         show_prompts: true,
+        width: Some(80),
         strip_controls: true,
     };
     let mut conversation = ConversationRenderer::new(options);
