@@ -261,7 +261,7 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
         #[arg(long)]
         all: bool,
         /// With --all: allow only requests up to this risk
-        #[arg(long, value_enum, requires = "all")]
+        #[arg(long, value_enum, requires = "all", conflicts_with = "asks")]
         risk: Option<RiskArgument>,
         /// Allow this tool for the rest of the session; high-risk actions still need your approval
         #[arg(long)]

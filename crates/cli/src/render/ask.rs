@@ -61,18 +61,29 @@ pub(crate) fn format_ask(ask: &Ask, style: TextStyle, width: Option<usize>) -> S
         AskKind::Permission => format!(" (risk {})", risk_name(ask.risk)),
         AskKind::Question => String::new(),
     };
-    format_whole(ask, (&format!("ask {}: ", ask.id), &risk), style, width)
+    format_text(ask_text(ask), (&format!("ask {}: ", ask.id), &risk), style, width)
 }
 
 /// The whole ask after its answer: the id, how it ended, and what was wanted.
 pub(crate) fn format_resolved(ask: &Ask, style: TextStyle, width: Option<usize>) -> String {
     let outcome = describe_outcome(ask.state, ask.answer.as_ref());
-    format_whole(ask, (&format!("{} {outcome} (", ask.id), ")"), style, width)
+    let mut text = ask_text(ask);
+    // What helped to decide is no longer needed.
+    text.options.clear();
+    if ask.kind == AskKind::Permission {
+        text.rest.clear();
+    }
+    format_text(text, (&format!("{} {outcome} (", ask.id), ")"), style, width)
 }
 
 /// What the agent wants, between two texts on the first line if it is a single line that fits, else below them.
-fn format_whole(ask: &Ask, (before, after): (&str, &str), style: TextStyle, width: Option<usize>) -> String {
-    let AskText { title, inline, block, rest } = ask_text(ask);
+fn format_text(
+    text: AskText,
+    (before, after): (&str, &str),
+    style: TextStyle,
+    width: Option<usize>,
+) -> String {
+    let AskText { title, inline, block, rest, options } = text;
     let columns = |line: &str| line.chars().map(text::columns_at_most).sum::<usize>();
     let inline = inline
         .map(|inline| text::show_hidden(&format!("{before}{inline}{after}")))
@@ -80,15 +91,8 @@ fn format_whole(ask: &Ask, (before, after): (&str, &str), style: TextStyle, widt
     let block = if inline.is_some() { Vec::new() } else { block };
     let heading = inline.unwrap_or_else(|| text::show_hidden(&format!("{before}{title}{after}")));
     let mut out = format!("{}\n", style.yellow(&heading));
-    for line in block.iter().chain(&rest) {
+    for line in block.iter().chain(&rest).chain(&options) {
         push_wrapped(&mut out, line, style, width);
-    }
-    for (i, option) in ask.options.iter().enumerate() {
-        let option = AskInputLine {
-            kind: AskLineKind::Argument,
-            text: format!("{}. {}", i + 1, option.replace('\n', "\\n")),
-        };
-        push_wrapped(&mut out, &option, style, width);
     }
     out
 }
@@ -100,12 +104,18 @@ struct AskText {
     /// The same as `block`, in one line. `None` if it takes more than one.
     inline: Option<String>,
     block: Vec<AskInputLine>,
-    /// What comes below in any case.
+    /// What comes below in any case: the rest of a question, or what the agent says about a permission.
     rest: Vec<AskInputLine>,
+    /// The numbered options of a question.
+    options: Vec<AskInputLine>,
 }
 
 fn ask_text(ask: &Ask) -> AskText {
     let mut prompt = prompt_lines(ask);
+    let argument = |text| AskInputLine { kind: AskLineKind::Argument, text };
+    let numbered =
+        |(i, option): (usize, &String)| argument(format!("{}. {}", i + 1, option.replace('\n', "\\n")));
+    let options = ask.options.iter().enumerate().map(numbered).collect();
     if ask.kind == AskKind::Question {
         let rest = prompt.split_off(prompt.len().min(1));
         let verbatim = |text| AskInputLine { kind: AskLineKind::Verbatim, text };
@@ -114,6 +124,7 @@ fn ask_text(ask: &Ask) -> AskText {
             inline: prompt.first().cloned(),
             block: prompt.into_iter().map(verbatim).collect(),
             rest: rest.into_iter().map(verbatim).collect(),
+            options,
         };
     }
     let title = ask.tool.as_deref().unwrap_or("permission").replace('\n', "\\n");
@@ -130,8 +141,7 @@ fn ask_text(ask: &Ask) -> AskText {
     if prompt.len() == 1 && ask.tool.as_ref() == prompt.first() {
         prompt.clear();
     }
-    let argument = |text| AskInputLine { kind: AskLineKind::Argument, text };
-    AskText { title, inline, block, rest: prompt.into_iter().map(argument).collect() }
+    AskText { title, inline, block, rest: prompt.into_iter().map(argument).collect(), options }
 }
 
 /// The lines of the agent's own words, without the blank ones around them.
@@ -144,7 +154,7 @@ fn prompt_lines(ask: &Ask) -> Vec<String> {
 /// a line break of the terminal would look like one of the text.
 fn push_wrapped(out: &mut String, line: &AskInputLine, style: TextStyle, width: Option<usize>) {
     let (mark, paint): (&str, fn(TextStyle, &str) -> String) = match line.kind {
-        AskLineKind::Argument => ("", TextStyle::dim),
+        AskLineKind::Argument => ("", |_, text| text.to_owned()),
         AskLineKind::Verbatim => ("| ", |_, text| text.to_owned()),
         AskLineKind::Removed => ("- ", TextStyle::red),
         AskLineKind::Added => ("+ ", TextStyle::green),

@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn every_line_of_a_command_and_every_other_argument_is_shown() {
         assert_eq!(
-            shown(json!({"command": "cd /\n\nrm -rf x\n", "timeout": 3, "description": "Tidies up"})),
+            shown(json!({"command": "cd /\n\nrm -rf x\n", "description": "Tidies up", "timeout": 3})),
             "|cd /\n|\n|rm -rf x\n:description: Tidies up\n:timeout: 3\n"
         );
         assert_eq!(shown(json!({"cmd": ["rm", "-rf", "a b", ""]})), "|rm -rf 'a b' ''\n");
@@ -265,7 +265,7 @@ mod tests {
             shown(json!({"input": patch})),
             ":input:\n|*** Begin Patch\n|*** Update File: a\n|@@\n-x\n+y\n z\n|*** End Patch\n"
         );
-        let changes = json!({"path": "a", "changes": [{"path": "a", "kind": "update", "diff": "@@ -1 +1 @@\n-x\n+y\n"}]});
+        let changes = json!({"path": "a", "changes": [{"diff": "@@ -1 +1 @@\n-x\n+y\n", "kind": "update", "path": "a"}]});
         assert_eq!(
             shown(changes),
             ":path: a\n:changes (1 of 1):\n:path: a\n:diff:\n|@@ -1 +1 @@\n-x\n+y\n:kind: update\n"

@@ -10,7 +10,7 @@ use super::text;
 
 /// Between two columns.
 const GAP: &str = "  ";
-/// The most that the column with titles takes of the screen: one part in so many.
+/// The most that a column with a title or a decision takes of the screen: one part in so many.
 const TITLE_SHARE: usize = 4;
 /// The least that is left for the last column, however narrow the screen is.
 const LAST_COLUMN_MIN: usize = 16;
@@ -63,8 +63,10 @@ pub(crate) fn decided_asks(
     style: TextStyle,
     width: Option<usize>,
 ) -> String {
+    let outcome_room = width.map_or(usize::MAX, |width| width / TITLE_SHARE);
     let cells = rows.iter().map(|row| {
-        let fixed = [row.outcome.clone(), row.by.clone(), text::format_age(row.at, now), row.id.clone()];
+        let outcome = text::truncate(&row.outcome, outcome_room);
+        let fixed = [outcome, row.by.clone(), text::format_age(row.at, now), row.id.clone()];
         (fixed, row.title.clone(), &row.summary)
     });
     let paint = |_: &str, padded: &str| padded.to_owned();
@@ -176,7 +178,7 @@ mod tests {
             title: "tidy".to_owned(),
             summary: summary("Bash: rm -rf build", 1),
         };
-        let rows = [row("denied: use make clean", "user", 0), row("allowed once", "policy", 59_000)];
+        let rows = [row("denied: use make clean, not rm", "user", 0), row("allowed once", "policy", 59_000)];
         let table = decided_asks(&rows, Millis(60_000), TextStyle::new(false), Some(80));
         insta::assert_snapshot!("decided_asks_80_columns", table);
     }

@@ -46,6 +46,9 @@ pub(crate) async fn allow_all(
         confirm_all(context, &asks).await?;
     }
     let exit = allow_each(context, &client, &asks, always).await?;
+    if context.out.json {
+        return Ok(exit);
+    }
     if asks.is_empty() {
         context.out.print_note("there was nothing to allow");
     }

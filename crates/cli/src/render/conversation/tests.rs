@@ -100,7 +100,7 @@ fn on_one_screen_every_aside_has_its_own_line() {
     let done = event("tool.finished", json!({"call_id": "c", "output": "x\ny", "is_error": false}));
     let thought = event("thought.delta", json!({"text": "hm"}));
     let events = [delta("a"), tool, done, thought, delta("b"), finished("end_turn", "")];
-    assert_eq!(screen(&events), "a\ntool Bash: ls\n  = x (+1 lines)\nhm\nb\n");
+    assert_eq!(screen(&events), "a\ntool Bash: ls\n  = x (+1 line)\nhm\nb\n");
 }
 
 #[test]
