@@ -85,11 +85,20 @@ fn format_text(
 ) -> String {
     let AskText { title, inline, block, rest, options } = text;
     let columns = |line: &str| line.chars().map(text::columns_at_most).sum::<usize>();
-    let inline = inline
-        .map(|inline| text::show_hidden(&format!("{before}{inline}{after}")))
-        .filter(|line| width.is_none_or(|width| columns(line) <= width));
-    let block = if inline.is_some() { Vec::new() } else { block };
-    let heading = inline.unwrap_or_else(|| text::show_hidden(&format!("{before}{title}{after}")));
+    let heading = |middle: &str| {
+        let line = text::show_hidden(&format!("{before}{middle}{after}"));
+        Some(line).filter(|line| width.is_none_or(|width| columns(line) <= width))
+    };
+    let (heading, block) = match (inline.and_then(|inline| heading(&inline)), heading(&title)) {
+        (Some(inline), _) => (inline, Vec::new()),
+        (None, Some(title)) => (title, block),
+        (None, None) if columns(&title) <= TEXT_COLUMNS_MIN => (format!("{before}{title}{after}"), block),
+        // The name of the tool is too long for the first line.
+        (None, None) => {
+            let tool = AskInputLine { kind: AskLineKind::Argument, text: format!("tool: {title}") };
+            (format!("{before}permission{after}"), [vec![tool], block].concat())
+        }
+    };
     let mut out = format!("{}\n", style.yellow(&heading));
     for line in block.iter().chain(&rest).chain(&options) {
         push_wrapped(&mut out, line, style, width);
@@ -259,6 +268,17 @@ pub(crate) fn risk_name(risk: Risk) -> &'static str {
     }
 }
 
+/// The options with their numbers, in one line.
+pub(crate) fn list_options(options: &[String]) -> String {
+    let numbered = options.iter().enumerate().map(|(i, option)| format!("{}. {}", i + 1, one_line(option)));
+    numbered.collect::<Vec<_>>().join(", ")
+}
+
+/// The text with hidden characters shown, so it stays one line.
+fn one_line(text: &str) -> String {
+    text::show_hidden(text).replace('\n', "\\n")
+}
+
 /// The chosen option, by full text or by number. Without options, any text is an answer.
 pub(crate) fn choose_option(options: &[String], line: &str) -> Result<String, String> {
     if options.is_empty() {
@@ -268,7 +288,7 @@ pub(crate) fn choose_option(options: &[String], line: &str) -> Result<String, St
         return Ok(exact.clone());
     }
     let numbered = line.parse::<usize>().ok().and_then(|number| options.get(number.checked_sub(1)?));
-    numbered.cloned().ok_or_else(|| format!("answer with one of: {}\n", options.join(", ")))
+    numbered.cloned().ok_or_else(|| format!("answer with one of: {}\n", list_options(options)))
 }
 
 #[cfg(test)]
@@ -367,7 +387,9 @@ pub(crate) mod tests {
     fn an_agent_cannot_write_in_the_first_column_nor_past_the_last() {
         let forged = format!("true{}ask ask_2: Bash: ls (risk low)", " ".repeat(74));
         let input = json!({"command": forged, "note": "日本".repeat(60)});
-        let shown = plain(&Ask { input, ..permission(Risk::High) }, Some(80));
+        let tool = Some(format!("Bash{}ask ask_3: Read", " ".repeat(70)));
+        let shown = plain(&Ask { input, tool, ..permission(Risk::High) }, Some(80));
+        assert!(shown.starts_with("ask ask_1: permission (risk high)\n    tool: Bash"), "{shown}");
         assert!(shown.lines().skip(1).all(|line| line.starts_with(INDENT)), "{shown}");
         assert!(shown.contains("ask ask_2"), "nothing is left out: {shown}");
         let columns = |line: &str| line.chars().map(text::columns_at_most).sum::<usize>();

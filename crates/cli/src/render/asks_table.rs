@@ -18,7 +18,8 @@ const LAST_COLUMN_MIN: usize = 16;
 /// An open ask.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenAskRow {
-    pub(crate) risk: Risk,
+    /// `None` for a question.
+    pub(crate) risk: Option<Risk>,
     /// The id, perhaps shortened.
     pub(crate) id: String,
     pub(crate) opened_at: Millis,
@@ -45,7 +46,7 @@ pub(crate) struct DecidedAskRow {
 pub(crate) fn open_asks(rows: &[OpenAskRow], now: Millis, style: TextStyle, width: Option<usize>) -> String {
     let cells = rows.iter().map(|row| {
         let age = text::format_age(row.opened_at, now);
-        let fixed = [risk_name(row.risk).to_owned(), row.id.clone(), age];
+        let fixed = [row.risk.map_or("-", risk_name).to_owned(), row.id.clone(), age];
         (fixed, row.title.clone(), &row.summary)
     });
     let paint = |risk: &str, padded: &str| match risk {
@@ -130,20 +131,20 @@ mod tests {
         };
         vec![
             row(
-                Risk::High,
+                Some(Risk::High),
                 "f6vh",
                 0,
                 "nightly build of the documentation",
                 summary("Bash: rm -rf build", 0),
             ),
             row(
-                Risk::Medium,
+                Some(Risk::Medium),
                 "0k2v7",
                 3_000_000,
                 "tidy",
                 summary("Bash: cargo test --workspace --all-features -- --nocapture --test-threads 1", 2),
             ),
-            row(Risk::Low, "zz01", 3_599_000, "fleet 7d2k", summary("What is the result?", 24)),
+            row(None, "zz01", 3_599_000, "fleet 7d2k", summary("What is the result?", 24)),
         ]
     }
 

@@ -136,9 +136,7 @@ fn hint_for_invalid(ask: &Ask, request: &AnswerRequest) -> Option<String> {
             ))
         }
         (AskKind::Question, None) if !ask.options.is_empty() => {
-            let number = |(i, option): (usize, &String)| format!("{}. {option}", i + 1);
-            let options: Vec<String> = ask.options.iter().enumerate().map(number).collect();
-            Some(format!("answer with one of these, or its number: {}", options.join(", ")))
+            Some(format!("answer with one of these, or its number: {}", ask::list_options(&ask.options)))
         }
         _ => None,
     }

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use qd_protocol::api::{AskRecord, ReferenceKind, Session};
-use qd_protocol::event::{Ask, AskOpened, AskStatus, ResolvedBy};
+use qd_protocol::event::{Ask, AskKind, AskOpened, AskStatus, ResolvedBy};
 use qd_protocol::limits::PAGE_MAX;
 use qd_protocol::{AskId, FleetId, Millis, SessionId};
 
@@ -31,7 +31,7 @@ pub(crate) async fn asks(context: &VerbContext) -> Result<CliExitCode> {
     let titles = AskTitles::load(&client, &asks).await?;
     let ids = display_ids(context, &client, &asks).await?;
     let row = |ask: &Ask| OpenAskRow {
-        risk: ask.risk,
+        risk: (ask.kind == AskKind::Permission).then_some(ask.risk),
         id: ids[ask.id.as_str()].clone(),
         opened_at: ask.opened_at,
         title: titles.title(ask),

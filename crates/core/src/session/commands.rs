@@ -277,7 +277,7 @@ impl SessionStepBuilder<'_> {
 
     pub(super) fn withdraw_ask(&mut self, id: &AskId, by: ResolvedBy) {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else { return };
-        let mut ask = ask.clone();
+        let mut ask = Ask::clone(ask);
         ask.state = AskStatus::Withdrawn;
         let (run, asked_by_tool) = (ask.run_id.clone(), ask.asked_by_tool);
         let number = self.emit(run, EventBody::AskResolved(AskResolved::new(ask, by)));
@@ -338,7 +338,7 @@ impl SessionStepBuilder<'_> {
         if let Err(problem) = validate_answer(ask, &answer) {
             return self.refuse(CommandRefusal::InvalidAnswer(problem));
         }
-        let mut ask = ask.clone();
+        let mut ask = Ask::clone(ask);
         ask.state = AskStatus::Answered;
         ask.answer = Some(answer);
         self.resolve_ask(AskResolved::new(ask.clone(), ResolvedBy::User));
