@@ -262,3 +262,111 @@ async fn an_answer_to_one_ask_of_a_run_does_not_answer_its_next() {
     assert_eq!(session.wait(&run).await["text"], "allowed denied: no");
     assert_eq!(session.events().await.iter().filter(|event| event.kind == "ask.delivered").count(), 2);
 }
+
+#[tokio::test]
+async fn an_answer_to_something_else_than_the_ask_leaves_it_open() {
+    let daemon = TestDaemon::start().await;
+    let (session, run, id) = waiting(&daemon).await;
+    let ask = daemon.client().get(&format!("/v1/asks/{id}")).await.expect(200);
+    // printf '{"command":"make install"}' | sha256sum
+    let digest = "d22fa347f9bb77e0753363cb7fb08a414b874dbae88ccb14db892cc77dba5846";
+    assert_eq!(ask["input_sha256"], digest);
+    let opened = session.wait_for_run_event(&run, "ask.opened").await;
+    assert_eq!(opened.data["input_sha256"], digest);
+    for wrong in ["", "0", &digest.to_uppercase(), &"0".repeat(64)] {
+        for decision in ["allow_once", "allow_always", "deny"] {
+            let answer = json!({ "decision": decision, "input_sha256": wrong });
+            daemon.client().answer_ask(&id, &answer).await.expect_refusal(409, "ask_changed");
+        }
+    }
+    assert_eq!(daemon.client().pending_asks().await, [ask]);
+    assert_eq!(session.run(&run).await["state"], "waiting");
+    let answer = json!({ "decision": "allow_once", "input_sha256": digest });
+    let answered = daemon.client().answer_ask(&id, &answer).await.expect(200);
+    assert_eq!(answered["ask"]["input_sha256"], digest);
+    assert_eq!(session.wait(&run).await["text"], "allowed!");
+    daemon.client().answer_ask(&id, &answer).await.expect_refusal(409, "already_resolved");
+    journal_rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn allow_always_for_high_risk_is_refused_and_leaves_the_ask_open() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.prompt_script(&[ask_bash("sudo rm -rf /")]).await;
+    let id = session.wait_for_ask(&run).await;
+    let always = json!({ "decision": "allow_always" });
+    daemon.client().answer_ask(&id, &always).await.expect_refusal(400, "invalid_answer");
+    assert_eq!(daemon.client().pending_asks().await.len(), 1);
+    daemon.client().answer_ask(&id, &json!({ "decision": "deny" })).await.expect(200);
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+}
+
+#[tokio::test]
+async fn what_was_decided_is_listed_newest_first_with_who_decided() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon
+        .session_with(json!({ "agent": "script", "policy": [
+        { "tool": "Bash", "match": "ls*", "decision": "allow" },
+    ] }))
+        .await;
+    session.run_script(&[ask_bash("ls")]).await;
+    session.run_with_answer(ask_bash("make"), json!({ "decision": "deny" })).await;
+    session.run_with_answer(question("why?", &[]), json!({ "value": "so" })).await;
+    let open = session.prompt_script(&[ask_bash("make install")]).await;
+    let open = session.wait_for_ask(&open).await;
+    let list = async |query: &str| {
+        let answer = daemon.client().get(&format!("/v1/asks?{query}")).await;
+        answer.expect(200).as_array().unwrap().clone()
+    };
+    let newest = list("before=&state=answered").await;
+    let who: Vec<_> = newest.iter().map(|ask| ask["by"].as_str().unwrap()).collect();
+    assert_eq!(who, ["user", "user", "policy"]);
+    assert_eq!(newest[0]["answer"]["value"], "so");
+    assert_eq!(newest[2]["rule"]["match"], "ls*");
+    assert!(newest.iter().all(|ask| ask["resolved_at"].is_string() && ask["input_sha256"].is_string()));
+    let first = newest[0]["id"].as_str().unwrap();
+    assert_eq!(list(&format!("before={first}&state=answered&limit=1")).await, newest[1..2]);
+    assert_eq!(list("before=&limit=1").await[0]["id"], open);
+    assert_eq!(list("before=").await.into_iter().rev().collect::<Vec<_>>(), list("").await);
+    let both = daemon.client().get(&format!("/v1/asks?before={first}&after={first}")).await;
+    both.expect_refusal(400, "invalid_value");
+    daemon.client().get("/v1/asks?before=ask_none").await.expect_refusal(400, "bad_cursor");
+}
+
+#[tokio::test]
+async fn a_short_id_means_one_ask_only() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon.session("script").await;
+    let mut ids = Vec::new();
+    for n in 0..3 {
+        let run = session.prompt_script(&[ask_bash(&format!("make {n}"))]).await;
+        let id = session.wait_for_ask(&run).await;
+        daemon.client().answer_ask(&id, &allow()).await.expect(200);
+        session.wait(&run).await;
+        ids.push(id);
+    }
+    // A session whose title is the beginning of an id: by that name, only the session is found.
+    let shadowed = ids[0]["ask_".len()..][..4].to_owned();
+    daemon.session_with(json!({ "agent": "script", "title": shadowed })).await;
+    let path = format!("/v1/short-ids?kinds=ask&ids={},ask_unknown", ids.join(","));
+    let short = daemon.client().get(&path).await.expect(200)["ids"].clone();
+    assert_eq!(short["ask_unknown"], "ask_unknown");
+    for id in &ids {
+        let reference = short[id].as_str().unwrap();
+        assert!(reference.len() >= 4 && id["ask_".len()..].starts_with(reference), "{id}: {reference}");
+        let found = daemon.client().get(&format!("/v1/resolve?ref={reference}")).await.expect(200);
+        let asks: Vec<_> =
+            found.as_array().unwrap().iter().filter(|found| found["kind"] == "ask").cloned().collect();
+        assert_eq!(asks.len(), 1, "{found}");
+        assert_eq!(asks[0]["id"], *id);
+    }
+    assert_eq!(short[&ids[0]].as_str().unwrap().len(), 5, "four characters are the title");
+    for bad in ["kinds=asks&ids=a", "kinds=&ids=a", "kinds=ask", "ids=a"] {
+        let answer = daemon.client().get(&format!("/v1/short-ids?{bad}")).await;
+        assert_eq!(answer.status, 400, "{answer}");
+    }
+    let many = vec!["a"; 101].join(",");
+    let answer = daemon.client().get(&format!("/v1/short-ids?kinds=ask&ids={many}")).await;
+    answer.expect_refusal(400, "invalid_value");
+}

@@ -9,6 +9,7 @@
 mod a2a;
 mod ask_policies;
 mod asks;
+mod asks_cli;
 mod cancel;
 mod cancel_race;
 mod cli;

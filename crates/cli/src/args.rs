@@ -6,6 +6,7 @@ use std::path::PathBuf;
 mod run;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use qd_protocol::policy::Risk;
 
 pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
 use crate::client::host::DaemonHost;
@@ -218,13 +219,27 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
         verb: Option<WorktreesVerb>,
     },
     /// List agents' open permission requests and questions
+    ///
+    /// On a terminal, the list is followed by each ask as a whole, with a prompt for its answer. With an id, one ask is
+    /// shown as a whole.
     #[command(after_help = "Examples:
-  qd asks
+  qd asks                 list the open asks, and go through them if this is a terminal
+  qd asks 3f7a            show one ask whole
+  qd asks --history       what was decided, and by whom
   qd asks -f --json")]
     Asks {
+        /// Id of one ask, to show it whole
+        ask: Option<String>,
         /// Keep printing new ones as they arrive
-        #[arg(short, long)]
+        #[arg(short, long, conflicts_with_all = ["ask", "history"])]
         follow: bool,
+        /// List what was decided, the newest first
+        #[arg(long, conflicts_with = "ask")]
+        history: bool,
+        /// How many decisions to list
+        #[arg(long, value_name = "N", default_value = "50", requires = "history",
+            value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        limit: u32,
     },
     /// List messages to sessions, or send one
     #[command(
@@ -250,18 +265,27 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
         verb: Option<MailVerb>,
     },
     /// Approve an agent's permission request
-    #[command(after_help = "Example:
-  qd allow ask_3f")]
+    #[command(after_help = "Examples:
+  qd allow 3f7a
+  qd allow 3f7a 9k2c
+  qd allow --all --risk low")]
     Allow {
-        /// Id of the ask, as `qd asks` lists it
-        ask: String,
+        /// Ids of the asks, as `qd asks` lists them
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ASK")]
+        asks: Vec<String>,
+        /// Allow every open request; without --risk, you are asked to confirm
+        #[arg(long)]
+        all: bool,
+        /// With --all: allow only requests up to this risk
+        #[arg(long, value_enum, requires = "all", conflicts_with = "asks")]
+        risk: Option<RiskArgument>,
         /// Allow this tool for the rest of the session; high-risk actions still need your approval
         #[arg(long)]
         always: bool,
     },
     /// Deny an agent's permission request
     #[command(after_help = "Example:
-  qd deny ask_3f use the staging server")]
+  qd deny 3f7a use the staging server")]
     Deny {
         /// Id of the ask, as `qd asks` lists it
         ask: String,
@@ -269,12 +293,14 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
         reason: Vec<String>,
     },
     /// Answer an agent's question
-    #[command(after_help = "Example:
-  qd answer ask_3f 'the second one'")]
+    #[command(after_help = "Examples:
+  qd answer 3f7a 'the second one'
+  qd answer 3f7a 2        choose the second option")]
     Answer {
         /// Id of the ask, as `qd asks` lists it
         ask: String,
-        /// Your answer. Put `--` before one that begins with a dash
+        /// Your answer: any text, or an option of the question by its number or in full. Put `--` before one that
+        /// begins with a dash
         #[arg(allow_negative_numbers = true)]
         value: String,
     },
@@ -609,6 +635,24 @@ pub(crate) struct UpArgs {
     /// Project directory [default: the current directory]
     #[arg(short = 'C', value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+}
+
+/// A risk on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RiskArgument {
+    Low,
+    Medium,
+    High,
+}
+
+impl From<RiskArgument> for Risk {
+    fn from(risk: RiskArgument) -> Self {
+        match risk {
+            RiskArgument::Low => Self::Low,
+            RiskArgument::Medium => Self::Medium,
+            RiskArgument::High => Self::High,
+        }
+    }
 }
 
 /// `qd serve`.

@@ -60,10 +60,13 @@ impl CliOutput {
 
     /// Columns of the terminal on stdout. `None` if stdout is not a terminal: then nothing is truncated.
     pub(crate) fn width(&self) -> Option<usize> {
-        if !self.out_tty {
-            return None;
-        }
-        let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+        let size = rustix::termios::tcgetwinsize(io::stdout()).ok().filter(|_| self.out_tty)?;
+        (size.ws_col > 0).then_some(usize::from(size.ws_col))
+    }
+
+    /// Columns of the terminal on stderr. `None` if stderr is not a terminal.
+    pub(crate) fn err_width(&self) -> Option<usize> {
+        let size = rustix::termios::tcgetwinsize(io::stderr()).ok().filter(|_| self.err_tty)?;
         (size.ws_col > 0).then_some(usize::from(size.ws_col))
     }
 

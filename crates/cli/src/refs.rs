@@ -1,9 +1,10 @@
 //! Resolves what the user typed (an id, the start of one, or a title) to a session, run, fleet or ask. The daemon lists
 //! the matches; this file decides what one, several or none of them mean for a verb.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use qd_protocol::api::{ReferenceKind, ReferenceMatch, Session};
+use qd_protocol::api::{ReferenceKind, ReferenceMatch, Session, ShortIds};
+use qd_protocol::limits::SHORT_IDS_MAX;
 use qd_protocol::{RunId, SessionId};
 
 use crate::client::{DaemonClient, percent_encode};
@@ -128,6 +129,38 @@ fn fleet_of_match(found: ReferenceMatch) -> ResolvedFleet {
 /// Resolves an ask by id or id prefix to its full id.
 pub(crate) async fn resolve_ask(client: &DaemonClient, text: &str) -> Result<String> {
     Ok(resolve_one(client, text, &[ReferenceKind::Ask]).await?.id)
+}
+
+/// For each id, the shortest beginning that a verb taking these kinds accepts for it and for nothing else, at least four
+/// characters long. Ids stay whole if the daemon cannot shorten them, as one of an earlier release.
+pub(crate) async fn short_ids(
+    client: &DaemonClient,
+    kinds: &[ReferenceKind],
+    ids: Vec<String>,
+) -> Result<HashMap<String, String>> {
+    let kinds: Vec<&str> = kinds.iter().map(|&kind| kind_name(kind)).collect();
+    let mut short: HashMap<String, String> = ids.iter().map(|id| (id.clone(), id.clone())).collect();
+    for some in ids.chunks(SHORT_IDS_MAX) {
+        let list = percent_encode(&some.join(","));
+        let path = format!("/v1/short-ids?kinds={}&ids={list}", kinds.join(","));
+        match client.get::<ShortIds>(&path).await {
+            Ok(found) => short.extend(found.ids),
+            Err(CliFailure::Refused(_)) => break,
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(short)
+}
+
+/// The name of a kind, as in JSON.
+fn kind_name(kind: ReferenceKind) -> &'static str {
+    match kind {
+        ReferenceKind::Workspace => "workspace",
+        ReferenceKind::Session => "session",
+        ReferenceKind::Run => "run",
+        ReferenceKind::Ask => "ask",
+        ReferenceKind::Fleet => "fleet",
+    }
 }
 
 async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {

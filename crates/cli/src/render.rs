@@ -2,6 +2,8 @@
 //! strings; only `output.rs` prints.
 
 pub(crate) mod ask;
+pub(crate) mod ask_input;
+pub(crate) mod asks_table;
 pub(crate) mod conversation;
 pub(crate) mod fleet_progress;
 pub(crate) mod plan;

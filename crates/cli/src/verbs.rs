@@ -5,6 +5,7 @@ mod agents;
 mod answer;
 mod ask_feed;
 mod asks;
+mod asks_review;
 mod attach;
 mod attach_raw;
 mod cancel;
@@ -98,12 +99,18 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
             worktrees::rm(context, &ids, force).await
         }
         CliVerb::Worktrees { verb: Some(WorktreesVerb::Gc) } => worktrees::gc(context).await,
-        CliVerb::Asks { follow } => asks::asks(context, follow).await,
+        CliVerb::Asks { ask: Some(ask), .. } => asks::show_ask(context, &ask).await,
+        CliVerb::Asks { follow: true, .. } => asks::follow_asks(context).await,
+        CliVerb::Asks { history: true, limit, .. } => asks::history(context, limit as usize).await,
+        CliVerb::Asks { .. } => asks::asks(context).await,
         CliVerb::Mail { verb: Some(verb), .. } => mail::run_mail_verb(context, verb).await,
         CliVerb::Mail { session, state, follow, verb: None } => {
             mail::mail(context, session.as_deref(), state.as_deref(), follow).await
         }
-        CliVerb::Allow { ask, always } => answer::allow(context, &ask, always).await,
+        CliVerb::Allow { all: true, risk, always, .. } => {
+            answer::allow_all(context, risk.map(Into::into), always).await
+        }
+        CliVerb::Allow { asks, always, .. } => answer::allow(context, &asks, always).await,
         CliVerb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
         CliVerb::Answer { ask, value } => answer::answer(context, &ask, value).await,
         CliVerb::Policy { verb } => policy::policy(context, verb).await,

@@ -5,9 +5,11 @@
 //! - [`session`]: one conversation with an agent: its queue, its active run, its asks. The most important machine.
 //! - [`fleet`]: several sessions: which session gets which prompt when a run ends.
 //! - [`policy`]: which tool calls an agent may make without approval.
+//! - [`ask_digest`]: the digest by which an answer names what its sender was shown.
 //! - [`rows`]: the rows behind lists, derived from state and events.
 //! - [`messages`]: folds events into messages.
 
+pub mod ask_digest;
 pub mod fleet;
 pub mod messages;
 pub mod policy;

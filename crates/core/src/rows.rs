@@ -13,6 +13,7 @@ use qd_protocol::text::BlobRef;
 use qd_protocol::{MailId, Millis, RunId, Seq, SessionId};
 use serde::{Deserialize, Serialize};
 
+use crate::ask_digest;
 use crate::session::{
     MailDeliveryState, MailboxEntry, SessionEvent, SessionPhase, SessionState, UnfinishedRun, evolve,
 };
@@ -106,12 +107,27 @@ pub struct AskDoc {
     /// It was allowed because a person had allowed the tool for the rest of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub granted: bool,
+    /// When the ask was resolved. Absent while it is open, and in rows of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved_at: Option<Millis>,
 }
 
-impl From<&AskResolved> for AskDoc {
-    fn from(resolved: &AskResolved) -> Self {
+impl AskDoc {
+    /// The row of an open ask.
+    pub fn opened(ask: Ask) -> Self {
+        Self { ask, by: None, rule: None, granted: false, resolved_at: None }
+    }
+
+    /// The row of an ask that was answered or withdrawn.
+    pub fn resolved(resolved: &AskResolved, at: Millis) -> Self {
         let AskResolved { ask_id: _, ask, by, rule, granted } = resolved;
-        Self { ask: ask.clone(), by: Some(*by), rule: rule.clone(), granted: *granted }
+        Self { ask: ask.clone(), by: Some(*by), rule: rule.clone(), granted: *granted, resolved_at: Some(at) }
+    }
+
+    /// The ask as the API shows it. An ask of an earlier release gets the digest of its input here.
+    pub fn view(self) -> api::AskRecord {
+        let Self { ask, by, rule, granted, resolved_at } = self;
+        api::AskRecord { ask: ask_digest::with_digest(ask), by, rule, granted, resolved_at }
     }
 }
 
@@ -281,12 +297,14 @@ pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<Update
             Some(id),
         ) => run_of(id).into_iter().collect(),
         (EventBody::AskOpened(opened), run) => {
-            let ask = AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false };
+            let ask = AskDoc::opened(opened.ask.clone());
             run.iter().filter_map(run_of).chain([UpdatedRow::Ask(ask)]).collect()
         }
-        (EventBody::AskResolved(resolved), run) => {
-            run.iter().filter_map(run_of).chain([UpdatedRow::Ask(resolved.into())]).collect()
-        }
+        (EventBody::AskResolved(resolved), run) => run
+            .iter()
+            .filter_map(run_of)
+            .chain([UpdatedRow::Ask(AskDoc::resolved(resolved, event.ts.wall))])
+            .collect(),
         (EventBody::RunFinished(finished), Some(id)) => {
             let Some(run) = ending else { return Vec::new() };
             let doc = RunDoc {

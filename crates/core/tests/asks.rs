@@ -40,7 +40,7 @@ fn request_command(harness: &mut SessionHarness, id: &str, command: &str) -> Ses
 
 fn answer(harness: &mut SessionHarness, id: &str, decision: PermissionDecision) -> SessionStep {
     let answer = AskAnswer { decision: Some(decision), ..AskAnswer::default() };
-    harness.command(SessionCommand::Answer { ask: AskId::parse(id).unwrap(), answer })
+    harness.command(SessionCommand::Answer { ask: AskId::parse(id).unwrap(), answer, shown_sha256: None })
 }
 
 /// How a step decided: who, what, and whether because of a session grant. `None` if a person is asked.
@@ -149,4 +149,71 @@ fn a_session_from_before_directories_were_recorded_can_still_be_read() {
         panic!("a session")
     };
     assert_eq!(created.directory, None);
+}
+
+fn answer_shown(harness: &mut SessionHarness, id: &str, shown: Option<&str>) -> SessionStep {
+    let answer =
+        AskAnswer { decision: Some(PermissionDecision::AllowOnce), reason: None, ..AskAnswer::default() };
+    let shown_sha256 = shown.map(str::to_owned);
+    harness.command(SessionCommand::Answer { ask: AskId::parse(id).unwrap(), answer, shown_sha256 })
+}
+
+/// The digest in the `ask.opened` of a step.
+fn opened_digest(step: &SessionStep) -> String {
+    let opened = step.events.iter().find_map(|event| match &event.body {
+        EventBody::AskOpened(opened) => opened.ask.input_sha256.clone(),
+        _ => None,
+    });
+    opened.unwrap()
+}
+
+#[test]
+fn an_answer_with_the_digest_of_another_ask_leaves_both_open() {
+    let mut harness = session(json!("ask"));
+    let first = opened_digest(&request_command(&mut harness, "1", "make"));
+    let second = opened_digest(&request_command(&mut harness, "2", "make install"));
+    assert_eq!(first, qd_core::ask_digest::input_sha256(&json!({ "command": "make" })));
+    let refused = answer_shown(&mut harness, "2", Some(&first));
+    assert_eq!(refused.reply, Some(CommandReply::Refused(CommandRefusal::AskChanged)));
+    assert_eq!(harness.state.pending_asks().count(), 2);
+    assert!(matches!(
+        answer_shown(&mut harness, "2", Some(&second)).reply,
+        Some(CommandReply::Answered(ask)) if ask.input_sha256 == Some(second)
+    ));
+    assert!(matches!(answer_shown(&mut harness, "1", None).reply, Some(CommandReply::Answered(_))));
+}
+
+#[test]
+fn an_ask_of_a_release_without_digests_is_answered_by_the_digest_of_its_input() {
+    let mut harness = session(json!("ask"));
+    let digest = opened_digest(&request_command(&mut harness, "1", "make"));
+    let snapshot = serde_json::to_string(&harness.state).unwrap();
+    let stored = format!(r#""input_sha256":"{digest}","#);
+    assert!(snapshot.contains(&stored), "{snapshot}");
+    harness.state = serde_json::from_str(&snapshot.replace(&stored, "")).unwrap();
+    let refused = answer_shown(&mut harness, "1", Some("of something else"));
+    assert_eq!(refused.reply, Some(CommandReply::Refused(CommandRefusal::AskChanged)));
+    assert!(matches!(answer_shown(&mut harness, "1", Some(&digest)).reply, Some(CommandReply::Answered(_))));
+}
+
+proptest::proptest! {
+    #[test]
+    fn an_answer_with_a_wrong_digest_changes_nothing(
+        command in ".{0,40}",
+        shown in "[0-9a-f]{0,64}",
+        decision in proptest::sample::select(vec![
+            PermissionDecision::AllowOnce, PermissionDecision::AllowAlways, PermissionDecision::Deny,
+        ]),
+    ) {
+        let mut harness = session(json!("ask"));
+        let digest = opened_digest(&request(&mut harness, "1", "Bash", json!({ "command": command })));
+        proptest::prop_assume!(shown != digest);
+        let before = serde_json::to_vec(&harness.state).unwrap();
+        let answer = AskAnswer { decision: Some(decision), ..AskAnswer::default() };
+        let ask = AskId::parse("1").unwrap();
+        let step = harness.command(SessionCommand::Answer { ask, answer, shown_sha256: Some(shown) });
+        proptest::prop_assert_eq!(step.reply, Some(CommandReply::Refused(CommandRefusal::AskChanged)));
+        proptest::prop_assert!(step.events.is_empty() && step.effects.is_empty());
+        proptest::prop_assert_eq!(serde_json::to_vec(&harness.state).unwrap(), before);
+    }
 }

@@ -196,10 +196,11 @@ fn cap_inbox_an_answer_to_an_old_ask_never_resolves_a_new_one() {
     harness.ask("a", "old", AskKind::Permission);
     let allow = || AskAnswer { decision: Some(PermissionDecision::AllowOnce), ..AskAnswer::default() };
     let old = AskId::parse("old").unwrap();
-    let first = harness.command(SessionCommand::Answer { ask: old.clone(), answer: allow() });
+    let first =
+        harness.command(SessionCommand::Answer { ask: old.clone(), answer: allow(), shown_sha256: None });
     assert!(matches!(first.effects[..], [SessionEffect::SendAnswer { reply: AskReply::Answered(_), .. }]));
     harness.ask("a", "new", AskKind::Permission);
-    let again = harness.command(SessionCommand::Answer { ask: old, answer: allow() });
+    let again = harness.command(SessionCommand::Answer { ask: old, answer: allow(), shown_sha256: None });
     assert_eq!(again.reply, Some(CommandReply::Refused(CommandRefusal::AskNotOpen)));
     assert_eq!(harness.state.pending_asks().count(), 1);
 }

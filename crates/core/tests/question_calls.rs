@@ -24,7 +24,7 @@ fn open_question(harness: &mut SessionHarness, ask: &str) -> SessionStep {
 
 fn answer(harness: &mut SessionHarness, ask: &str, value: &str) -> SessionStep {
     let answer = AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
-    harness.command(SessionCommand::Answer { ask: id(ask), answer })
+    harness.command(SessionCommand::Answer { ask: id(ask), answer, shown_sha256: None })
 }
 
 fn sends_answer(step: &SessionStep) -> bool {

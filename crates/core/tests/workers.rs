@@ -394,7 +394,11 @@ fn time_while_the_worker_is_disconnected_is_counted_by_the_worker() {
     harness.input(found);
     harness.context.now = clocks_at(100_000);
     let answer = AskAnswer { decision: Some(PermissionDecision::AllowOnce), ..AskAnswer::default() };
-    harness.command(SessionCommand::Answer { ask: AskId::parse("ask1").unwrap(), answer });
+    harness.command(SessionCommand::Answer {
+        ask: AskId::parse("ask1").unwrap(),
+        answer,
+        shown_sha256: None,
+    });
     assert_eq!(harness.deadline(), Some(5_000), "the wait for a person is kept as well");
 }
 

@@ -136,7 +136,7 @@ impl RowRebuilder {
         body: EventBody,
     ) -> Vec<RowChange> {
         let number = stored.number.unwrap_or_default();
-        let ask = fleets::ask_row(&fleet, &body).ok().flatten();
+        let ask = fleets::ask_row(&fleet, &body, stored.ts.wall).ok().flatten();
         self.report.asks += u64::from(matches!(body, EventBody::AskOpened(_)));
         let row = match body {
             EventBody::FleetStarted(started) => {

@@ -1,7 +1,7 @@
 //! The public handle of the journal: open, append, read, subscribe, close. Every method is a short call into the module
 //! that does the work. This file owns the threads and the home's lock, which end with the last handle.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use qd_protocol::api::ReferenceMatch;
+use qd_protocol::api::{ReferenceKind, ReferenceMatch};
 use qd_protocol::limits::EVENT_MAX;
 use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension};
@@ -341,6 +341,15 @@ impl Journal {
     pub async fn resolve(&self, text: &str, limit: usize) -> Result<Vec<ReferenceMatch>, JournalReadError> {
         let text = text.to_owned();
         self.read(move |db| lists::resolve(db, &text, limit)).await
+    }
+
+    /// For each id, the shortest reference that [`Self::resolve`] takes for it and for nothing else of these kinds.
+    pub async fn short_ids(
+        &self,
+        ids: Vec<String>,
+        kinds: Vec<ReferenceKind>,
+    ) -> Result<BTreeMap<String, String>, JournalReadError> {
+        self.read(move |db| lists::short_ids(db, ids, &kinds)).await
     }
 
     /// The request fingerprint and the response stored under an `Idempotency-Key`, unless it has expired.

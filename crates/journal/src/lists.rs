@@ -1,8 +1,10 @@
 //! Queries for rows: by id, filtered lists, trees of sessions, and resolving shortened ids. Each list names the index
 //! it uses, so its speed does not depend on what SQLite's planner estimates.
 
+use std::collections::BTreeMap;
+
 use qd_protocol::api::{ReferenceKind, ReferenceMatch};
-use qd_protocol::limits::{DEPTH_MAX, IDEMPOTENCY_S};
+use qd_protocol::limits::{DEPTH_MAX, IDEMPOTENCY_S, SHORT_ID_MIN};
 use qd_protocol::{AskId, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
@@ -414,6 +416,42 @@ pub(crate) fn resolve(
     }
     Ok(found)
 }
+
+/// For each id, the shortest reference that [`resolve`] takes for it and for nothing else of these kinds. An id that has
+/// none is returned whole.
+pub(crate) fn short_ids(
+    db: &Connection,
+    ids: Vec<String>,
+    kinds: &[ReferenceKind],
+) -> Result<BTreeMap<String, String>, JournalReadError> {
+    let mut short = BTreeMap::new();
+    for id in ids {
+        let prefix =
+            REFERENCE_TABLES.iter().map(|(_, prefix, _)| *prefix).find(|prefix| id.starts_with(prefix));
+        let bare = &id[prefix.map_or(0, str::len)..];
+        let mut found = None;
+        for length in SHORT_ID_MIN..bare.len() {
+            let Some(reference) = bare.get(..length) else { break };
+            let matches = resolve(db, reference, SHORT_ID_MATCHES)?;
+            if matches.is_empty() {
+                // Nothing has this id.
+                break;
+            }
+            let mut of_kind = matches.iter().filter(|found| kinds.contains(&found.kind));
+            let is_only = of_kind.next().is_some_and(|only| only.id == id) && of_kind.next().is_none();
+            if is_only && matches.len() < SHORT_ID_MATCHES {
+                found = Some(reference.to_owned());
+                break;
+            }
+        }
+        let reference = found.unwrap_or_else(|| id.clone());
+        short.insert(id, reference);
+    }
+    Ok(short)
+}
+
+/// How many matches of a short id are looked at. If there are more, it is too short.
+const SHORT_ID_MATCHES: usize = 64;
 
 fn query_one<T>(
     db: &Connection,

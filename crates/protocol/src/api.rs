@@ -7,11 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::event::{
-    Ask, Event, FinishReason, FleetMembership, MessageFinish, MessagePart, MessageRole, RunError, TokenUsage,
+    Ask, Event, FinishReason, FleetMembership, MessageFinish, MessagePart, MessageRole, ResolvedBy, RunError,
+    TokenUsage,
 };
 use crate::ids::{MessageId, RunId, Seq, SessionId, TokenId, WorkspaceId};
 use crate::mail::MailDelivery;
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyRule};
 use crate::text::BlobRef;
 use crate::time::Millis;
 
@@ -440,6 +441,29 @@ pub struct AnswerRequest {
     /// Reason for the answer. The reason for a `deny` is passed to the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The `input_sha256` of the ask that was shown. If the ask has another one, the answer is refused with
+    /// `ask_changed` and the ask stays open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_sha256: Option<String>,
+}
+
+/// An ask and how it was resolved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AskRecord {
+    #[serde(flatten)]
+    pub ask: Ask,
+    /// Who or what resolved the ask. Absent while it is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<ResolvedBy>,
+    /// The rule of the policy that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<PolicyRule>,
+    /// True if the policy would have asked, but a person had allowed the tool for the rest of the session.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub granted: bool,
+    /// When the ask was resolved. Absent while it is open, and for asks of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved_at: Option<Millis>,
 }
 
 /// Response to the answer that resolved an ask.
@@ -581,6 +605,14 @@ pub struct ReferenceMatch {
     pub workspace_id: WorkspaceId,
     /// The session that it belongs to. For a session, its own id.
     pub session_id: Option<SessionId>,
+}
+
+/// Response of `GET /v1/short-ids`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ShortIds {
+    /// For each id, the shortest beginning that means only it, without the prefix of its kind. It has at least four
+    /// characters. An id that nothing has, or that has no such beginning, is returned whole.
+    pub ids: BTreeMap<String, String>,
 }
 
 /// What a reference can refer to.

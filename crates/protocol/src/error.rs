@@ -81,6 +81,8 @@ codes! {
     AlreadyResolved = "already_resolved", 409;
     /// The agent no longer waits for this answer.
     Withdrawn = "withdrawn", 409;
+    /// The input of the ask is not the one that the answer was given to. The ask stays open.
+    AskChanged = "ask_changed", 409;
     /// The agent is known but cannot start here.
     AgentUnavailable = "agent_unavailable", 409;
     /// The session's agent has no terminal, or is not running.

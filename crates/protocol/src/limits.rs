@@ -67,6 +67,10 @@ pub const TOOL_WAIT_S: u64 = 45;
 pub const TOOL_POLL_S: u64 = 20;
 /// How long `qd mcp` tries to reach a daemon that is gone before the call fails.
 pub const TOOL_AWAY_S: u64 = 600;
+/// Ids in one request for short ids.
+pub const SHORT_IDS_MAX: usize = 100;
+/// Shortest short id, in characters.
+pub const SHORT_ID_MIN: usize = 4;
 /// Sessions in one fleet.
 pub const FLEET_SESSIONS_MAX: usize = 1000;
 /// Routes in one fleet.

@@ -16,6 +16,11 @@ pub struct TestTerminal<'a> {
 impl<'a> TestTerminal<'a> {
     /// Starts `qd` with these arguments in a terminal. When it has ended, the screen shows `exit CODE`.
     pub async fn start_qd(home: &'a TestHome, args: &[&str]) -> Self {
+        Self::start_qd_sized(home, args, (120, 40)).await
+    }
+
+    /// The same, in a terminal with so many columns and rows.
+    pub async fn start_qd_sized(home: &'a TestHome, args: &[&str], (columns, rows): (u16, u16)) -> Self {
         // Each terminal has its own socket: a server that is shutting down would take the next one with it.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let index = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -25,7 +30,8 @@ impl<'a> TestTerminal<'a> {
         command.extend(args.iter().map(|arg| quoted(arg)));
         // Ctrl-C also reaches the shell; with the trap it survives and prints the exit code.
         let line = format!("trap : INT; {}; printf '\\nexit %s\\n' $?; exec sleep 600", command.join(" "));
-        terminal.tmux(&["new-session", "-d", "-x", "120", "-y", "40", &line]).await;
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &rows, &line]).await;
         terminal
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct ConversationOptions {
     pub(crate) shared_screen: bool,
     /// Whether prompts and usage are shown too. `qd run` does not repeat what was just typed.
     pub(crate) show_prompts: bool,
+    /// Columns of the screen that shows the asides, if it is one.
+    pub(crate) width: Option<usize>,
     /// Whether the answer goes to a terminal, so control characters must be stripped.
     pub(crate) strip_controls: bool,
 }
@@ -112,8 +114,8 @@ impl ConversationRenderer {
                 self.push_aside(out, &style.yellow(&text::strip_controls(&notice.text)))
             }
             EventBody::AskOpened(opened) => {
-                let block = ask::format_ask(&opened.ask);
-                self.push_aside(out, &style.yellow(block.trim_end()));
+                let block = ask::format_ask(&opened.ask, style, self.options.width);
+                self.push_aside(out, block.trim_end_matches('\n'));
             }
             EventBody::AskResolved(resolved) => {
                 let outcome = ask::describe_outcome(resolved.ask.state, resolved.ask.answer.as_ref());

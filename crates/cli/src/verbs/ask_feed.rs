@@ -6,11 +6,11 @@ use std::collections::{HashSet, VecDeque};
 use qd_protocol::AskId;
 use qd_protocol::event::{Ask, AskOpened};
 
+use super::answer::PENDING_PATH;
 use crate::client::DaemonClient;
 use crate::client::stream::{EventStream, EventStreamItem};
 use crate::failure::Result;
 
-pub(super) const PENDING_ASKS_PATH: &str = "/v1/asks?state=pending";
 const OPENED_ASKS_PATH: &str = "/v1/events?kinds=ask.opened";
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl<'a> AskFeed<'a> {
     /// Opens the stream before it reads the list, so no ask is missed in between.
     pub(super) async fn open(client: &'a DaemonClient) -> Result<Self> {
         let stream = EventStream::from_now(client, OPENED_ASKS_PATH).await?;
-        let waiting = client.list::<Ask>(PENDING_ASKS_PATH).await?.into();
+        let waiting = client.list::<Ask>(PENDING_PATH).await?.into();
         Ok(Self { client, stream, returned: HashSet::new(), waiting })
     }
 
@@ -39,7 +39,7 @@ impl<'a> AskFeed<'a> {
             }
             match self.stream.next().await? {
                 EventStreamItem::Gap => {
-                    self.waiting.extend(self.client.list::<Ask>(PENDING_ASKS_PATH).await?);
+                    self.waiting.extend(self.client.list::<Ask>(PENDING_PATH).await?);
                 }
                 EventStreamItem::Event(arrived) => {
                     let opened: AskOpened =

@@ -227,7 +227,7 @@ impl SessionConsole<'_> {
     async fn send_answer(&mut self, ask: &Ask, text: &str) -> Result<()> {
         match ask::parse_answer(ask, text) {
             Ok(request) => {
-                answer::post_answer(self.client, ask.id.as_str(), &request).await?;
+                answer::post_answer(self.client, ask, request).await?;
                 self.open_asks.retain(|other| other.id != ask.id);
             }
             Err(hint) => self.out.print_stderr(&hint),

@@ -191,7 +191,7 @@ impl<'a> FleetWatcher<'a> {
             .as_ref()
             .and_then(|session| self.progress.session_name(session))
             .unwrap_or("the fleet");
-        format!("{name} asks\n{}", ask::format_ask(ask))
+        format!("{name} asks\n{}", ask::format_ask(ask, self.out.err_style(), self.out.err_width()))
     }
 
     /// Shows the oldest open ask and a prompt for its answer. The live display pauses meanwhile.

@@ -75,7 +75,7 @@ impl<'a> OpenAsks<'a> {
         self.out.line_was_typed();
         let Some(ask) = self.asks.first().cloned() else { return Ok(AnswerOutcome::Handled) };
         match ask::parse_answer(&ask, &line) {
-            Ok(request) => self.send_answer(&ask.id, &request).await,
+            Ok(request) => self.send_answer(&ask, request).await,
             Err(hint) => {
                 self.out.print_stderr(&hint);
                 if hint.ends_with('\n') {
@@ -87,10 +87,10 @@ impl<'a> OpenAsks<'a> {
     }
 
     /// Answers an ask. A refusal is printed and does not end the verb.
-    pub(super) async fn send_answer(&mut self, id: &AskId, request: &AnswerRequest) -> Result<AnswerOutcome> {
-        match answer::post_answer(self.client, id.as_str(), request).await {
+    pub(super) async fn send_answer(&mut self, ask: &Ask, request: AnswerRequest) -> Result<AnswerOutcome> {
+        match answer::post_answer(self.client, ask, request).await {
             Ok(_) => {
-                self.remove(id);
+                self.remove(&ask.id);
                 Ok(AnswerOutcome::Handled)
             }
             Err(CliFailure::Refused(refusal)) => {

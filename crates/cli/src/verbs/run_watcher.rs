@@ -207,8 +207,9 @@ impl<'a> RunWatcher<'a> {
             }
             OnAskAction::Deny if ask.kind == AskKind::Permission => {
                 let reason = Some("nobody is available to allow this".to_owned());
-                let request = AnswerRequest { decision: Some("deny".to_owned()), value: None, reason };
-                if self.open_asks.send_answer(&ask.id, &request).await? == AnswerOutcome::Refused {
+                let request =
+                    AnswerRequest { decision: Some("deny".to_owned()), reason, ..AnswerRequest::default() };
+                if self.open_asks.send_answer(&ask, request).await? == AnswerOutcome::Refused {
                     self.prompt_for_answer();
                 }
                 return Ok(None);
@@ -234,7 +235,7 @@ impl<'a> RunWatcher<'a> {
     /// Prints what the transcript has not shown: with --json the ask itself, and without a terminal how to answer it.
     fn show_ask(&self, ask: &Ask) {
         if self.out.json {
-            self.out.print_stderr(&ask::format_ask(ask));
+            self.out.print_stderr(&ask::format_ask(ask, self.out.err_style(), self.out.err_width()));
         }
         if !self.open_asks.is_interactive() {
             self.out.print_stderr(&ask::answer_commands(ask));

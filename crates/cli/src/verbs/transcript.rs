@@ -36,12 +36,14 @@ impl<'a> TranscriptPrinter<'a> {
                 style: out.err_style(),
                 shared_screen: out.out_tty && out.err_tty,
                 show_prompts: false,
+                width: out.err_width(),
                 strip_controls: out.out_tty,
             },
             TranscriptLayout::Whole => ConversationOptions {
                 style: out.out_style(),
                 shared_screen: true,
                 show_prompts: true,
+                width: out.width(),
                 strip_controls: out.out_tty,
             },
         };

@@ -63,7 +63,7 @@ async fn report_asks(
             continue;
         }
         context.out.print_note(&format!("waiting for you: {}", describe_owner(&ask)));
-        context.out.print_stderr(&ask::format_ask(&ask));
+        context.out.print_stderr(&ask::format_ask(&ask, context.out.err_style(), context.out.err_width()));
         context.out.print_stderr(&ask::answer_commands(&ask));
         if on_ask == OnAskWhileWaiting::Fail {
             context

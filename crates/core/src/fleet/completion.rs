@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use qd_protocol::AskId;
 use qd_protocol::event::{
     Ask, AskAnswer, AskKind, AskOpened, AskResolved, AskStatus, EventBody, FleetFinished, FleetStopReason,
     ResolvedBy, RouteSource,
@@ -10,9 +9,11 @@ use qd_protocol::event::{
 use qd_protocol::fleet::{FleetStatus, TriggerOutcome};
 use qd_protocol::limits::FLEET_SHOWN_MAX;
 use qd_protocol::policy::Risk;
+use qd_protocol::{AskId, RunId};
 use serde_json::json;
 
 use super::{FinishedRun, FleetReply, FleetStepBuilder, prompt};
+use crate::ask_digest;
 
 impl FleetStepBuilder<'_> {
     /// Shows the results to a person, and waits for an answer.
@@ -22,11 +23,11 @@ impl FleetStepBuilder<'_> {
             .iter()
             .map(|source| {
                 let texts = source.runs.iter().filter_map(text).map(String::as_str);
-                let text = prompt::join_texts(texts);
-                (source.session.as_str(), text[..text.floor_char_boundary(FLEET_SHOWN_MAX)].to_owned())
+                (source.session.as_str(), truncate_shown_text(prompt::join_texts(texts), &source.runs))
             })
             .collect();
         let shown = results.iter().map(|(name, text)| prompt::format_section(name, text));
+        let input = json!({ "results": results });
         let ask = Ask {
             id: id.clone(),
             session_id: None,
@@ -34,7 +35,8 @@ impl FleetStepBuilder<'_> {
             fleet_id: Some(self.id.clone()),
             kind: AskKind::Question,
             tool: None,
-            input: json!({ "results": results }),
+            input_sha256: Some(ask_digest::input_sha256(&input)),
+            input,
             risk: Risk::Low,
             prompt: format!("What is the result?\n\n{}", shown.collect::<Vec<_>>().join("\n\n")),
             options: Vec::new(),
@@ -46,11 +48,15 @@ impl FleetStepBuilder<'_> {
         self.emit(EventBody::AskOpened(AskOpened { ask_id: id, ask }));
     }
 
-    pub(super) fn answer_ask(&mut self, id: &AskId, answer: AskAnswer) {
+    pub(super) fn answer_ask(&mut self, id: &AskId, answer: AskAnswer, shown_sha256: Option<&str>) {
         let Some(ask) = self.asks.get(id) else {
             self.step.reply = Some(FleetReply::AskNotOpen);
             return;
         };
+        if !ask_digest::matches_shown(ask, shown_sha256) {
+            self.step.reply = Some(FleetReply::AskChanged);
+            return;
+        }
         if let Err(problem) = crate::session::validate_answer(ask, &answer) {
             self.step.reply = Some(FleetReply::InvalidAnswer(problem));
             return;
@@ -90,5 +96,31 @@ impl FleetStepBuilder<'_> {
             None if any_unrouted(TriggerOutcome::Cancelled) => FleetStatus::Cancelled,
             None => FleetStatus::Done,
         }
+    }
+}
+
+/// The part of a result that a person is shown. A result that is cut says so, and where the rest is.
+fn truncate_shown_text(mut text: String, runs: &[RunId]) -> String {
+    let shown = text.floor_char_boundary(FLEET_SHOWN_MAX);
+    let hidden = text.len() - shown;
+    if hidden > 0 {
+        let logs: Vec<String> = runs.iter().map(|run| format!("`qd logs {run}`")).collect();
+        text.truncate(shown);
+        text.push_str(&format!("\n[{hidden} more bytes: {}]", logs.join(", ")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_cut_says_so_and_where_the_rest_is() {
+        let runs = [RunId::parse("run_1").unwrap(), RunId::parse("run_2").unwrap()];
+        assert_eq!(truncate_shown_text("short".to_owned(), &runs), "short");
+        let long = "x".repeat(FLEET_SHOWN_MAX + 7);
+        let shown = truncate_shown_text(long, &runs);
+        assert!(shown.ends_with("x\n[7 more bytes: `qd logs run_1`, `qd logs run_2`]"), "{shown}");
     }
 }

@@ -74,6 +74,8 @@ pub enum FleetCommand {
     Answer {
         ask: AskId,
         answer: AskAnswer,
+        /// The digest of the input that the answer was given to, if the client says so.
+        shown_sha256: Option<String>,
     },
 }
 
@@ -116,6 +118,8 @@ pub enum FleetReply {
     Answered(Box<Ask>),
     /// No open ask has this id.
     AskNotOpen,
+    /// The answer was given to another input than that of the ask. The ask stays open.
+    AskChanged,
     /// The answer is not valid for this ask; the text says why.
     InvalidAnswer(String),
 }
@@ -125,7 +129,9 @@ pub fn step(state: &mut FleetState, input: FleetInput, context: FleetContext) ->
     let mut builder = FleetStepBuilder { state, context, step: FleetStep::default() };
     match input {
         FleetInput::Command(FleetCommand::Cancel) => builder.handle_cancel(),
-        FleetInput::Command(FleetCommand::Answer { ask, answer }) => builder.answer_ask(&ask, answer),
+        FleetInput::Command(FleetCommand::Answer { ask, answer, shown_sha256 }) => {
+            builder.answer_ask(&ask, answer, shown_sha256.as_deref())
+        }
         FleetInput::RunFinished(finished) => builder.handle_run_finished(&finished),
         FleetInput::RunDeliveredAsSteer(run) => builder.handle_run_delivered_as_steer(&run),
         FleetInput::Tick => builder.handle_tick(),

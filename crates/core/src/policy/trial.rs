@@ -100,6 +100,7 @@ mod tests {
             kind: AskKind::Permission,
             tool: Some("Bash".to_owned()),
             input: json!({"command": "make"}),
+            input_sha256: None,
             risk: Risk::Medium,
             prompt: String::new(),
             options: Vec::new(),
@@ -108,7 +109,7 @@ mod tests {
             state,
             answer: decision.map(|decision| AskAnswer { decision: Some(decision), ..AskAnswer::default() }),
         };
-        AskDoc { ask, by, rule: None, granted: false }
+        AskDoc { ask, by, rule: None, granted: false, resolved_at: None }
     }
 
     fn policy(rules: Value) -> Policy {

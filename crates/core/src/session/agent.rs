@@ -17,6 +17,7 @@ use qd_protocol::{AskId, EventNumber, FinishReason, MessageId, RunId};
 use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
 use super::{AgentAvailability, AskEntry, SessionEffect};
+use crate::ask_digest;
 use crate::policy::{self, PolicyJudgement};
 
 impl SessionStepBuilder<'_> {
@@ -144,6 +145,12 @@ impl SessionStepBuilder<'_> {
         }
     }
 
+    /// Opens an ask for a person, with the digest of its input.
+    fn open_ask(&mut self, run: Option<RunId>, ask: &mut Ask) {
+        ask.input_sha256 = Some(ask_digest::input_sha256(&ask.input));
+        self.emit(run, EventBody::AskOpened(AskOpened { ask_id: ask.id.clone(), ask: ask.clone() }));
+    }
+
     fn handle_ask_request(&mut self, run: RunId, request: AskRequest) {
         if self.asks.contains_key(&request.id) {
             return;
@@ -151,13 +158,14 @@ impl SessionStepBuilder<'_> {
         let AskRequest { id, kind, tool, input, risk, prompt, options, implicit } = request;
         let directory = self.settings.directory.as_deref();
         let risk = policy::assess_risk(tool.as_deref().unwrap_or_default(), &input, risk, directory);
-        let ask = Ask {
+        let mut ask = Ask {
             id,
             session_id: Some(self.id.clone()),
             run_id: Some(run.clone()),
             fleet_id: None,
             kind,
             tool,
+            input_sha256: None,
             input,
             risk,
             prompt,
@@ -179,10 +187,7 @@ impl SessionStepBuilder<'_> {
             PolicyJudgement::Ask if implicit && ask.risk == Risk::Low => {
                 self.answer_by_policy(ask, PermissionDecision::AllowOnce, None, None, false);
             }
-            PolicyJudgement::Ask => {
-                let ask_id = ask.id.clone();
-                self.emit(Some(run), EventBody::AskOpened(AskOpened { ask_id, ask }));
-            }
+            PolicyJudgement::Ask => self.open_ask(Some(run), &mut ask),
             PolicyJudgement::Allow { rule } => {
                 self.answer_by_policy(ask, PermissionDecision::AllowOnce, None, rule, false)
             }
@@ -235,7 +240,7 @@ impl SessionStepBuilder<'_> {
     /// This way readers still see what the agent asked for.
     fn open_withdrawn_ask(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
         let id: AskId = ask.id.clone();
-        self.emit(run.clone(), EventBody::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
+        self.open_ask(run.clone(), &mut ask);
         ask.state = AskStatus::Withdrawn;
         let number = self.emit(run, EventBody::AskResolved(AskResolved::new(ask, by)));
         self.add_effect(SessionEffect::SendAnswer { number, ask: id, reply: AskResolution::Withdrawn });

@@ -18,6 +18,7 @@ use super::{
     AgentAvailability, AskEntry, CommandRefusal, CommandReply, PromptSubmission, RunStopRequest,
     SessionCommand, SessionEffect, SettingsUpdate,
 };
+use crate::ask_digest;
 
 impl SessionStepBuilder<'_> {
     pub(super) fn handle_command(&mut self, command: SessionCommand) {
@@ -48,7 +49,9 @@ impl SessionStepBuilder<'_> {
                 self.set_reply(CommandReply::Done);
             }
             SessionCommand::Steer { text } => self.handle_steer(text),
-            SessionCommand::Answer { ask, answer } => self.answer_ask(&ask, answer),
+            SessionCommand::Answer { ask, answer, shown_sha256 } => {
+                self.answer_ask(&ask, answer, shown_sha256.as_deref())
+            }
             SessionCommand::RemoveQueued { run } => self.remove_queued(&run),
             SessionCommand::ClearQueue => {
                 let queued = self.queued_runs(self.context.halted).map(|(_, run)| run.id.clone()).collect();
@@ -274,7 +277,7 @@ impl SessionStepBuilder<'_> {
 
     pub(super) fn withdraw_ask(&mut self, id: &AskId, by: ResolvedBy) {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else { return };
-        let mut ask = ask.clone();
+        let mut ask = Ask::clone(ask);
         ask.state = AskStatus::Withdrawn;
         let (run, asked_by_tool) = (ask.run_id.clone(), ask.asked_by_tool);
         let number = self.emit(run, EventBody::AskResolved(AskResolved::new(ask, by)));
@@ -325,14 +328,17 @@ impl SessionStepBuilder<'_> {
         self.last_event_index()
     }
 
-    fn answer_ask(&mut self, id: &AskId, answer: AskAnswer) {
+    fn answer_ask(&mut self, id: &AskId, answer: AskAnswer, shown_sha256: Option<&str>) {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else {
             return self.refuse(CommandRefusal::AskNotOpen);
         };
+        if !ask_digest::matches_shown(ask, shown_sha256) {
+            return self.refuse(CommandRefusal::AskChanged);
+        }
         if let Err(problem) = validate_answer(ask, &answer) {
             return self.refuse(CommandRefusal::InvalidAnswer(problem));
         }
-        let mut ask = ask.clone();
+        let mut ask = Ask::clone(ask);
         ask.state = AskStatus::Answered;
         ask.answer = Some(answer);
         self.resolve_ask(AskResolved::new(ask.clone(), ResolvedBy::User));

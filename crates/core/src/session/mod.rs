@@ -131,6 +131,8 @@ pub enum SessionCommand {
     Answer {
         ask: AskId,
         answer: AskAnswer,
+        /// The digest of the input that the answer was given to, if the client says so.
+        shown_sha256: Option<String>,
     },
     /// Remove one run from the queue.
     RemoveQueued {
@@ -384,6 +386,8 @@ pub enum CommandRefusal {
     /// The run is not in the queue.
     NotQueued,
     AskNotOpen,
+    /// The answer was given to another input than that of the ask. The ask stays open.
+    AskChanged,
     /// The answer is not valid for this ask; the text says why.
     InvalidAnswer(String),
     /// The mailbox is at its limit.

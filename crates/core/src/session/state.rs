@@ -240,7 +240,7 @@ impl PendingSteer {
 /// An ask that is still open, or whose answer is on its way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum AskEntry {
-    Pending(Ask),
+    Pending(Box<Ask>),
     /// Answered, but the agent has not confirmed that it received the answer.
     Answered {
         run: Option<RunId>,
@@ -369,7 +369,7 @@ impl SessionState {
     /// Asks that are not answered.
     pub fn pending_asks(&self) -> impl Iterator<Item = &Ask> {
         self.asks.values().filter_map(|entry| match entry {
-            AskEntry::Pending(ask) => Some(ask),
+            AskEntry::Pending(ask) => Some(&**ask),
             AskEntry::Answered { .. } => None,
         })
     }

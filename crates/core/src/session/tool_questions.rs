@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::step_builder::SessionStepBuilder;
 use super::{AskEntry, CommandRefusal, CommandReply};
+use crate::ask_digest;
 
 impl SessionStepBuilder<'_> {
     /// Opens a question in the running turn. A turn that is being stopped cannot ask any more.
@@ -23,6 +24,7 @@ impl SessionStepBuilder<'_> {
             fleet_id: None,
             kind: AskKind::Question,
             tool: None,
+            input_sha256: Some(ask_digest::input_sha256(&Value::Null)),
             input: Value::Null,
             risk: Risk::Low,
             prompt,

@@ -209,7 +209,7 @@ impl FleetHarness {
     pub(crate) fn answer(&mut self, value: &str) -> Option<FleetReply> {
         let ask = self.state.asks.keys().next().unwrap().clone();
         let answer = AskAnswer { decision: None, value: Some(value.to_owned()), reason: None };
-        self.step(FleetInput::Command(FleetCommand::Answer { ask, answer })).reply
+        self.step(FleetInput::Command(FleetCommand::Answer { ask, answer, shown_sha256: None })).reply
     }
 
     pub(crate) fn status(&self) -> FleetStatus {

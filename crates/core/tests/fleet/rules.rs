@@ -1,7 +1,7 @@
 //! The rules, one by one.
 
-use qd_core::fleet::{FleetEffect, FleetInput, FleetReply};
-use qd_protocol::event::{AskStatus, EventBody, FinishReason, ResolvedBy};
+use qd_core::fleet::{FleetCommand, FleetEffect, FleetInput, FleetReply};
+use qd_protocol::event::{AskAnswer, AskStatus, EventBody, FinishReason, ResolvedBy};
 use qd_protocol::fleet::FleetStatus;
 
 use crate::fleet_harness::{FleetHarness, spec};
@@ -189,6 +189,27 @@ fn a_person_is_shown_the_results_and_the_answer_is_the_result() {
     assert!(matches!(fleet.answer("take b"), Some(FleetReply::Answered(_))));
     assert_eq!(fleet.status(), FleetStatus::Done);
     assert_eq!(fleet.state.result.as_deref(), Some("take b"));
+}
+
+#[test]
+fn an_answer_to_other_results_than_those_of_the_question_changes_nothing() {
+    let mut fleet = FleetHarness::start(spec(&["a"], &["a"], &["a.done ?"]));
+    fleet.done_with("a", "A!");
+    let ask = fleet.state.asks.values().next().unwrap().clone();
+    let before = fleet.state.clone();
+    let mut answer = |shown: &str| {
+        let answer = AskAnswer { value: Some("take a".to_owned()), ..AskAnswer::default() };
+        let (ask, shown_sha256) = (ask.id.clone(), Some(shown.to_owned()));
+        let step = fleet.step(FleetInput::Command(FleetCommand::Answer { ask, answer, shown_sha256 }));
+        (step, fleet.state.clone())
+    };
+    let (refused, after) = answer("of other results");
+    assert_eq!(refused.reply, Some(FleetReply::AskChanged));
+    assert!(refused.events.is_empty() && refused.effects.is_empty());
+    assert_eq!(after, before);
+    let (accepted, after) = answer(&ask.input_sha256.unwrap());
+    assert!(matches!(accepted.reply, Some(FleetReply::Answered(_))));
+    assert_eq!(after.result.as_deref(), Some("take a"));
 }
 
 #[test]

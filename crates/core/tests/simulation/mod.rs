@@ -454,7 +454,7 @@ impl SimulatedSession {
                     PermissionDecision::Deny
                 };
                 let answer = AskAnswer { decision: Some(decision), ..AskAnswer::default() };
-                SessionCommand::Answer { ask: ask_id(self.worker.asked), answer }
+                SessionCommand::Answer { ask: ask_id(self.worker.asked), answer, shown_sha256: None }
             }
             SimulatedAction::Remove => {
                 self.budget.removes -= 1;

@@ -30,7 +30,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-pub(crate) use reply::{ActorReply, CommandCompletion, run_id_conflict};
+pub(crate) use reply::{ActorReply, CommandCompletion, ask_changed, run_id_conflict};
 
 use crate::clock::read_clocks;
 use crate::daemon::{Daemon, SessionAddress};

@@ -118,6 +118,7 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
             ApiError::new(ErrorCode::NotQueued, "the run does not wait in the queue; to stop it, cancel it")
         }
         CommandRefusal::AskNotOpen => ApiError::new(ErrorCode::NotFound, "no open ask has this id"),
+        CommandRefusal::AskChanged => ask_changed(),
         CommandRefusal::InvalidAnswer(why) => ApiError::new(ErrorCode::InvalidAnswer, why.clone()),
         CommandRefusal::MailboxFull => ApiError::new(
             ErrorCode::MailboxFull,
@@ -128,6 +129,14 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
             "the message is not claimed by this claim; claim it, and acknowledge it in time",
         ),
     }
+}
+
+/// The error for an answer that was given to another input than that of the ask.
+pub(crate) fn ask_changed() -> ApiError {
+    ApiError::new(
+        ErrorCode::AskChanged,
+        "the ask is not the one that was shown: `input_sha256` differs; read the ask again and decide anew",
+    )
 }
 
 /// The error for a run id that was used for another prompt.

@@ -15,11 +15,11 @@ use qd_core::rows::AskDoc;
 use qd_journal::{AppendRequest, AskRow, NewEvent, RowChange};
 use qd_protocol::event::{Ask, AskStatus, EventBody};
 use qd_protocol::fleet::RouteAction;
-use qd_protocol::{ApiError, AskId, ErrorCode, RunId};
+use qd_protocol::{ApiError, AskId, ErrorCode, Millis, RunId};
 use tokio::sync::oneshot;
 
 use super::{FleetAddress, delivery, fleet_row};
-use crate::actor::encode_failed;
+use crate::actor::{ask_changed, encode_failed};
 use crate::clock::read_clocks;
 use crate::daemon::{Daemon, append_failed, read_failed};
 use crate::http::unreadable_row;
@@ -245,7 +245,7 @@ impl FleetActor {
                 data: body.encode().map_err(encode_failed)?,
                 update_number: None,
             });
-            rows.extend(ask_row(&self.fleet, body)?);
+            rows.extend(ask_row(&self.fleet, body, ts.wall)?);
         }
         let append = AppendRequest {
             events: new_events,
@@ -280,6 +280,7 @@ fn to_fleet_reply(reply: Option<FleetReply>) -> Result<FleetActorReply, ApiError
         Some(FleetReply::Cancelled(runs)) => Ok(FleetActorReply::Cancelled(runs)),
         Some(FleetReply::Answered(ask)) => Ok(FleetActorReply::Answered(ask)),
         Some(FleetReply::InvalidAnswer(reason)) => Err(ApiError::new(ErrorCode::InvalidAnswer, reason)),
+        Some(FleetReply::AskChanged) => Err(ask_changed()),
         Some(FleetReply::AskNotOpen) | None => {
             Err(ApiError::new(ErrorCode::NotFound, "no open ask has this id"))
         }
@@ -287,12 +288,14 @@ fn to_fleet_reply(reply: Option<FleetReply>) -> Result<FleetActorReply, ApiError
 }
 
 /// The row of an ask, if an event changes it.
-pub(crate) fn ask_row(fleet: &FleetAddress, body: &EventBody) -> Result<Option<RowChange>, ApiError> {
+pub(crate) fn ask_row(
+    fleet: &FleetAddress,
+    body: &EventBody,
+    at: Millis,
+) -> Result<Option<RowChange>, ApiError> {
     let doc = match body {
-        EventBody::AskOpened(opened) => {
-            AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false }
-        }
-        EventBody::AskResolved(resolved) => AskDoc::from(resolved),
+        EventBody::AskOpened(opened) => AskDoc::opened(opened.ask.clone()),
+        EventBody::AskResolved(resolved) => AskDoc::resolved(resolved, at),
         _ => return Ok(None),
     };
     Ok(Some(RowChange::Ask(AskRow {

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use qd_core::ask_digest::with_digest;
 use qd_core::fleet;
+use qd_core::rows::AskDoc;
 use qd_core::session::SessionCommand;
 use qd_journal::{AskFilter, AskRow};
-use qd_protocol::api::{AnswerRequest, AnswerResponse};
+use qd_protocol::api::{AnswerRequest, AnswerResponse, AskRecord};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::event::{Ask, AskAnswer, AskStatus, PermissionDecision};
 use qd_protocol::{ApiError, AskId, ErrorCode};
@@ -26,6 +28,7 @@ use crate::actor::{ActorReply, IdempotencyKey, encode_failed};
 use crate::daemon::{Daemon, read_failed};
 use crate::edge::{HttpError, Json, internal_error};
 use crate::fleets;
+use crate::invalid_value;
 use crate::user_content::check_remark;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
@@ -40,39 +43,48 @@ struct AsksQuery {
     limit: Option<usize>,
     /// Continue after this ask: the value of `Next-After`.
     after: Option<String>,
+    /// List the newest first, from this ask to older ones: the value of `Next-After`. If it is empty, from the newest.
+    before: Option<String>,
     /// Filter by state.
     state: Option<AskStatus>,
 }
 
-/// Lists the asks of every session, oldest first.
+/// Lists the asks of every session, oldest first, or with `before` newest first.
 #[utoipa::path(get, path = "/v1/asks", tag = "asks", params(AsksQuery), responses(
-    (status = 200, description = "A page of asks", body = [Ask]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "A page of asks", body = [AskRecord]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_asks(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<AsksQuery>,
-) -> Result<ListPage<Ask>, HttpError> {
-    let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), AskId::parse)?);
-    let filter = AskFilter { pending_only: query.state == Some(AskStatus::Pending), ..AskFilter::default() };
+) -> Result<ListPage<AskRecord>, HttpError> {
+    let limit = page_limit(query.limit)?;
+    let newest_first = query.before.is_some();
+    if newest_first && query.after.is_some() {
+        return Err(invalid_value("`after` and `before` cannot be used together").into());
+    }
+    let cursor = query.before.filter(|before| !before.is_empty()).or(query.after);
+    let after = parse_after(cursor.as_deref(), AskId::parse)?;
+    let pending_only = query.state == Some(AskStatus::Pending);
+    let filter = AskFilter { pending_only, newest_first, ..AskFilter::default() };
     let journal = &daemon.journal;
     let read = |after: Option<AskId>, size| async move { journal.asks(filter, after.as_ref(), size).await };
     let take = |row: AskRow| {
         let ask = decode_ask(&row)?;
-        Ok(Some(ask).filter(|ask| query.state.is_none_or(|state| ask.state == state)))
+        Ok(Some(ask).filter(|record| query.state.is_none_or(|state| record.ask.state == state)))
     };
     let asks = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(ListPage::from_fetched(asks, limit, |ask| ask.id.as_str()))
+    Ok(ListPage::from_fetched(asks, limit, |record| record.ask.id.as_str()))
 }
 
 /// Shows one ask.
 #[utoipa::path(get, path = "/v1/asks/{ask}", tag = "asks",
     params(("ask" = String, Path, description = "The ask")),
-    responses((status = 200, description = "The ask", body = Ask), NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "The ask", body = AskRecord), NotFoundResponse, GuardResponses)
 )]
 async fn get_ask(
     State(daemon): State<Arc<Daemon>>,
     PathIds(id): PathIds<AskId>,
-) -> Result<Json<Ask>, HttpError> {
+) -> Result<Json<AskRecord>, HttpError> {
     Ok(Json(decode_ask(&find_ask(&daemon, &id).await?)?))
 }
 
@@ -84,8 +96,8 @@ async fn get_ask(
         BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`invalid_answer`, `invalid_request` or `invalid_value`; the ask stays open",
             body = ErrorBody),
-        (status = 409, description = "`already_resolved`, with the winning `answer` in the details, `withdrawn` or \
-            `idempotency_conflict`", body = ErrorBody),
+        (status = 409, description = "`already_resolved`, with the winning `answer` in the details, `withdrawn`, \
+            `ask_changed` (the ask stays open) or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
     )
 )]
@@ -95,18 +107,19 @@ async fn answer_ask(
     KeyedBody(key, Json(request)): KeyedBody<Json<AnswerRequest>>,
 ) -> Result<Json<AnswerResponse>, HttpError> {
     let row = find_ask(&daemon, &id).await?;
+    let shown_sha256 = request.input_sha256.clone();
     let answer = parse_answer(request)?;
     let deliver = |key| async {
-        match deliver_answer(&daemon, &row, answer, key).await {
+        match deliver_answer(&daemon, &row, answer, shown_sha256, key).await {
             Ok(answered) => Ok(answered),
             Err(error) if error.code == ErrorCode::NotFound => {
-                Err(not_answerable(decode_ask(&find_ask(&daemon, &id).await?)?, error))
+                Err(not_answerable(decode_ask(&find_ask(&daemon, &id).await?)?.ask, error))
             }
             Err(error) => Err(error),
         }
     };
     match run_once(&daemon, key, deliver).await? {
-        ActorReply::Answered(ask) => Ok(Json(AnswerResponse { resolved: true, ask: *ask })),
+        ActorReply::Answered(ask) => Ok(Json(AnswerResponse { resolved: true, ask: with_digest(*ask) })),
         _ => Err(internal_error().into()),
     }
 }
@@ -116,17 +129,20 @@ async fn deliver_answer(
     daemon: &Arc<Daemon>,
     row: &AskRow,
     answer: AskAnswer,
+    shown_sha256: Option<String>,
     key: Option<IdempotencyKey>,
 ) -> Result<(ActorReply, ResponseRecording), ApiError> {
     let ask = row.id.clone();
     if let Some(session) = daemon.journal.session_by_key(row.session).await.map_err(read_failed)? {
         let session = daemon.session_address(&session)?;
-        let completion = daemon.send_command(&session, SessionCommand::Answer { ask, answer }, key).await?;
+        let command = SessionCommand::Answer { ask, answer, shown_sha256 };
+        let completion = daemon.send_command(&session, command, key).await?;
         return Ok((completion.reply, ResponseRecording::WrittenWithEffect));
     }
     let fleet = daemon.journal.fleet_by_key(row.session).await.map_err(read_failed)?;
     let fleet = daemon.fleet_address(&fleet.ok_or_else(|| ApiError::not_found("ask", &ask))?)?;
-    match daemon.send_fleet_command(&fleet, fleet::FleetCommand::Answer { ask, answer }).await? {
+    let command = fleet::FleetCommand::Answer { ask, answer, shown_sha256 };
+    match daemon.send_fleet_command(&fleet, command).await? {
         fleets::FleetActorReply::Answered(ask) => {
             Ok((ActorReply::Answered(ask), ResponseRecording::NotWritten))
         }
@@ -139,13 +155,14 @@ async fn find_ask(daemon: &Daemon, id: &AskId) -> Result<AskRow, ApiError> {
     row.ok_or_else(|| ApiError::not_found("ask", id))
 }
 
-fn decode_ask(row: &AskRow) -> Result<Ask, ApiError> {
-    serde_json::from_slice(&row.doc).map_err(unreadable_row("ask", &row.id))
+fn decode_ask(row: &AskRow) -> Result<AskRecord, ApiError> {
+    let doc: AskDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("ask", &row.id))?;
+    Ok(doc.view())
 }
 
 /// Parses an answer. The session checks whether it fits the ask.
 fn parse_answer(request: AnswerRequest) -> Result<AskAnswer, ApiError> {
-    let AnswerRequest { decision, value, reason } = request;
+    let AnswerRequest { decision, value, reason, input_sha256: _ } = request;
     check_remark("value", value.as_deref())?;
     check_remark("reason", reason.as_deref())?;
     let decision = match decision.as_deref() {

@@ -7,8 +7,9 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use qd_protocol::ApiError;
-use qd_protocol::api::{DaemonVersion, Health, ReferenceMatch, Worker};
+use qd_protocol::api::{DaemonVersion, Health, ReferenceKind, ReferenceMatch, ShortIds, Worker};
 use qd_protocol::error::ErrorBody;
+use qd_protocol::limits::SHORT_IDS_MAX;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -33,6 +34,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(openapi))
         .routes(routes!(workers))
         .routes(routes!(resolve))
+        .routes(routes!(short_ids))
         .routes(routes!(blob))
         .routes(routes!(shutdown))
 }
@@ -118,6 +120,40 @@ async fn resolve(
     // What belongs to a removed workspace cannot be reached, so it is not a match.
     found.retain(|found| daemon.workspaces.get(&found.workspace_id).is_ok());
     Ok(Json(found))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ShortIdsQuery {
+    /// The ids to shorten, separated by commas; at most 100.
+    ids: String,
+    /// The kinds among which a short id must be unique, separated by commas: `session`, `run`, `ask`, `fleet` or
+    /// `workspace`.
+    kinds: String,
+}
+
+/// Shortens ids: the shortest beginning of each that `GET /v1/resolve` takes for this id and for nothing else.
+#[utoipa::path(get, path = "/v1/short-ids", tag = "daemon", params(ShortIdsQuery), responses(
+    (status = 200, description = "A short id for each id", body = ShortIds), BadQueryResponse, GuardResponses,
+))]
+async fn short_ids(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<ShortIdsQuery>,
+) -> Result<Json<ShortIds>, HttpError> {
+    let parse = |word: &str| {
+        serde_json::from_value(word.into()).map_err(|_| {
+            invalid_value(
+                "`kinds` must be some of session, run, ask, fleet and workspace, separated by commas",
+            )
+        })
+    };
+    let kinds = query.kinds.split(',').map(parse).collect::<Result<Vec<ReferenceKind>, ApiError>>()?;
+    let ids: Vec<String> = query.ids.split(',').filter(|id| !id.is_empty()).map(str::to_owned).collect();
+    if ids.len() > SHORT_IDS_MAX {
+        return Err(invalid_value(format!("`ids` must be at most {SHORT_IDS_MAX} ids")).into());
+    }
+    Ok(Json(ShortIds { ids: daemon.journal.short_ids(ids, kinds).await.map_err(read_failed)? }))
 }
 
 /// A text or file that was too large for its event.

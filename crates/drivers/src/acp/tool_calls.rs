@@ -262,23 +262,31 @@ fn is_empty(input: &Value) -> bool {
     input.is_null() || input.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
-/// Derives a tool's arguments from what the agent shows to people, for agents that give no raw input.
+/// Derives a tool's arguments from what the agent shows to people, for agents that give no raw input. A change of files
+/// is included as a whole: a person must see what an edit does before allowing it.
 fn input_from_display(
     tool: Option<&str>,
     title: Option<&str>,
     content: Option<&[ToolCallContent]>,
     locations: Option<&[ToolCallLocation]>,
 ) -> Option<Value> {
-    let changed = content.unwrap_or_default().iter().find_map(|content| match content {
-        ToolCallContent::Diff(diff) => Some(diff.path.clone()),
+    let changes = content.unwrap_or_default().iter().filter_map(|content| match content {
+        ToolCallContent::Diff(diff) => {
+            Some(json!({ "path": diff.path, "old_text": diff.old_text, "new_text": diff.new_text }))
+        }
         _ => None,
     });
-    let path = changed.or_else(|| locations?.first().map(|location| location.path.clone()));
-    match (tool?, title, path) {
+    let mut changes: Vec<Value> = changes.collect();
+    let location = || locations?.first().map(|location| location.path.clone());
+    match (tool?, title, changes.len()) {
         ("Bash", Some(title), _) => Some(json!({ "command": title })),
         ("WebFetch", Some(title), _) => Some(json!({ "url": title })),
-        (_, _, Some(path)) => Some(json!({ "path": path })),
-        _ => None,
+        (_, _, 0) => location().map(|path| json!({ "path": path })),
+        (_, _, 1) => changes.pop(),
+        _ => {
+            let paths: Vec<&Value> = changes.iter().map(|change| &change["path"]).collect();
+            Some(json!({ "path": paths, "changes": changes }))
+        }
     }
 }
 
@@ -489,7 +497,14 @@ mod tests {
             json!({"command": "rm -rf x"})
         );
         let diff = ToolCallContent::Diff(Diff::new("/w/a.rs", "new"));
-        assert_eq!(input_of(fields().kind(ToolKind::Edit).content(vec![diff])), json!({"path": "/w/a.rs"}));
+        let created = json!({"path": "/w/a.rs", "old_text": null, "new_text": "new"});
+        assert_eq!(input_of(fields().kind(ToolKind::Edit).content(vec![diff.clone()])), created);
+        let changed = ToolCallContent::Diff(Diff::new("/w/b.rs", "new").old_text("old".to_owned()));
+        assert_eq!(
+            input_of(fields().kind(ToolKind::Edit).content(vec![diff, changed])),
+            json!({"path": ["/w/a.rs", "/w/b.rs"],
+                "changes": [created, {"path": "/w/b.rs", "old_text": "old", "new_text": "new"}]})
+        );
         let locations = vec![ToolCallLocation::new("/w/b.rs")];
         assert_eq!(
             input_of(fields().kind(ToolKind::Read).title("Read b").locations(locations)),

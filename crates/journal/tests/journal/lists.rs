@@ -153,6 +153,29 @@ async fn a_budget_counts_the_whole_tree_and_a_session_knows_its_line() {
 }
 
 #[tokio::test]
+async fn a_short_id_is_the_shortest_reference_that_means_nothing_else() {
+    let fixture = JournalFixture::new();
+    let names = ["aaaa1x", "aaaa2x", "bbbbbb", "cccccc"];
+    let mut rows = vec![
+        RowChange::Workspace(workspace_row(1, "/a")),
+        RowChange::Session(SessionRow { title: Some("cccc".to_owned()), ..session_row(1) }),
+        RowChange::Run(run_row("bbbbbb_too", 1)),
+    ];
+    rows.extend(names.map(|name| RowChange::Ask(ask_row(name, 1, true))));
+    let events = vec![event(&scope(1), 1)];
+    fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+    let short = async |kinds: &[ReferenceKind]| {
+        let ids: Vec<String> = names.iter().map(|name| format!("ask_{name}")).collect();
+        let found = fixture.journal.short_ids(ids, kinds.to_vec()).await.unwrap();
+        found.into_values().collect::<Vec<_>>()
+    };
+    let asks = short(&[ReferenceKind::Ask]).await;
+    assert_eq!(asks, ["aaaa1", "aaaa2", "bbbb", "ccccc"], "`cccc` is a title");
+    let both = short(&[ReferenceKind::Ask, ReferenceKind::Run]).await;
+    assert_eq!(both, ["aaaa1", "aaaa2", "ask_bbbbbb", "ccccc"], "a run begins with all of `bbbbbb`");
+}
+
+#[tokio::test]
 async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
     let fixture = JournalFixture::new();
     let titled = |key, title: &str| {
@@ -186,6 +209,11 @@ async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
     assert_eq!(resolve("ask_8", 10).await, ["ask_88"]);
     assert_eq!(resolve("ws_", 10).await, ["ws_0001"], "a removed one is not meant");
     assert_eq!(resolve("0001", 10).await, ["ses_0001", "ws_0001"]);
+    let short = async |id: &str, kinds: &[ReferenceKind]| {
+        fixture.journal.short_ids(vec![id.to_owned()], kinds.to_vec()).await.unwrap()[id].clone()
+    };
+    assert_eq!(short("ses_0012", &[ReferenceKind::Session]).await, "ses_0012", "too short to be shortened");
+    assert_eq!(short("ses_none_of_them", &[ReferenceKind::Session]).await, "ses_none_of_them");
     for nothing in ["", "nope", "fix", "ses_%", "\u{7f}", "0_1"] {
         assert!(resolve(nothing, 10).await.is_empty(), "{nothing}");
     }

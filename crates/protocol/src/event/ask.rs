@@ -98,6 +98,9 @@ pub struct Ask {
     /// Arguments of the tool call.
     #[schema(value_type = Object)]
     pub input: Value,
+    /// SHA-256 of `input` as canonical JSON, in lowercase hex. An answer may carry it to name what was shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_sha256: Option<String>,
     /// How much harm the tool call could do.
     pub risk: Risk,
     /// The question, or what the tool would do.

@@ -38,6 +38,7 @@ fn shown(shared_screen: bool, events: &[Event]) -> (String, String) {
         style: TextStyle::new(false),
         shared_screen,
         show_prompts: true,
+        width: None,
         strip_controls: false,
     };
     let mut conversation = ConversationRenderer::new(options);
@@ -59,6 +60,7 @@ fn screen(events: &[Event]) -> String {
         style: TextStyle::new(false),
         shared_screen: true,
         show_prompts: true,
+        width: Some(80),
         strip_controls: true,
     };
     let mut conversation = ConversationRenderer::new(options);
@@ -98,7 +100,7 @@ fn on_one_screen_every_aside_has_its_own_line() {
     let done = event("tool.finished", json!({"call_id": "c", "output": "x\ny", "is_error": false}));
     let thought = event("thought.delta", json!({"text": "hm"}));
     let events = [delta("a"), tool, done, thought, delta("b"), finished("end_turn", "")];
-    assert_eq!(screen(&events), "a\ntool Bash: ls\n  = x (+1 lines)\nhm\nb\n");
+    assert_eq!(screen(&events), "a\ntool Bash: ls\n  = x (+1 line)\nhm\nb\n");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::session::SessionEvent;
 use crate::session::state::{AskEntry, SessionState};
 
 pub(super) fn apply_opened(state: &mut SessionState, event: &SessionEvent, opened: &AskOpened) {
-    state.asks.insert(opened.ask_id.clone(), AskEntry::Pending(opened.ask.clone()));
+    state.asks.insert(opened.ask_id.clone(), AskEntry::Pending(Box::new(opened.ask.clone())));
     update_waiting_time(state, event);
 }
 
