@@ -3,9 +3,14 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use qd_protocol::Millis;
+use qd_protocol::limits::PAGE_MAX;
+use qd_protocol::usage_report::UsageGrouping;
 
 use crate::client::host::DaemonHost;
+use crate::past_time::parse_since;
 use crate::verbs::worker;
 
 /// Run, watch, steer and recover fleets of AI coding agents.
@@ -128,6 +133,25 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
         /// Session id, session title or run id
         id: String,
     },
+    /// Find text in the prompts, answers, tool calls and changed files of all sessions
+    #[command(after_help = "Examples:
+  qd search flaky parser                both words, anywhere in the same text
+  qd search 'connection reset' --since 7d
+  qd search 'pars*' --agent claude      words that begin with `pars`
+  qd search cargo publish --json | jq -r '.hits[].open'
+
+The newest come first, each with the command that shows its conversation. Words are compared without case and accents.
+An argument of several words is a phrase.")]
+    Search(SearchArgs),
+    /// Show the tokens and the cost that sessions have used
+    #[command(after_help = "Examples:
+  qd cost                               all sessions, by agent
+  qd cost --since 7d --by day
+  qd cost --since today --by session
+  qd cost --by model --json | jq .total.cost_usd
+
+`unknown` means that no run reported a cost; `over $1.50`, that some did not. Purged sessions are not counted.")]
+    Cost(CostArgs),
     /// Wait until sessions or runs are finished
     #[command(after_help = "Examples:
   qd wait nightly && make release
@@ -376,6 +400,40 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     },
 }
 
+/// `qd search`.
+#[derive(Debug, Args)]
+pub(crate) struct SearchArgs {
+    /// Words, all of which must be in the text; `pars*` for all words that begin so
+    #[arg(required_unless_present = "rebuild")]
+    pub(crate) words: Vec<String>,
+    /// Only sessions of this agent
+    #[arg(long, value_name = "AGENT")]
+    pub(crate) agent: Option<String>,
+    /// Only text from this time on: 24h, 7d, today, yesterday, 2026-11-01 or 2026-11-01T18:00
+    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    pub(crate) since: Option<Millis>,
+    /// Show at most this many hits, up to 1000
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = hit_limit)]
+    pub(crate) limit: usize,
+    /// Continue with older hits, as the end of the last page says
+    #[arg(long, value_name = "POSITION")]
+    pub(crate) before: Option<String>,
+    /// Build the index again from the journal, without searching; the daemon does so by itself if it is damaged
+    #[arg(long, conflicts_with_all = ["words", "agent", "since", "before"])]
+    pub(crate) rebuild: bool,
+}
+
+/// `qd cost`.
+#[derive(Debug, Args)]
+pub(crate) struct CostArgs {
+    /// Count only from this time on: 24h, 7d, today, yesterday, 2026-11-01 or 2026-11-01T18:00
+    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    pub(crate) since: Option<Millis>,
+    /// What a row stands for
+    #[arg(long, value_name = "WHAT", default_value = "agent", value_parser = usage_grouping())]
+    pub(crate) by: UsageGrouping,
+}
+
 /// `qd policy`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyVerb {
@@ -587,6 +645,23 @@ pub(crate) struct ServeArgs {
     /// Detach from the caller's terminal; `qd` passes this when it starts a daemon
     #[arg(long, hide = true)]
     pub(crate) background: bool,
+}
+
+/// Parses the number of hits on one page.
+fn hit_limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(limit) if (1..=PAGE_MAX).contains(&limit) => Ok(limit),
+        _ => Err(format!("expected a number from 1 to {PAGE_MAX}")),
+    }
+}
+
+/// Parses what the rows of a usage report stand for.
+fn usage_grouping() -> impl TypedValueParser<Value = UsageGrouping> {
+    let names = UsageGrouping::ALL.map(UsageGrouping::as_str);
+    PossibleValuesParser::new(names).map(|name| {
+        let grouping = UsageGrouping::ALL.into_iter().find(|grouping| grouping.as_str() == name);
+        grouping.unwrap_or_default()
+    })
 }
 
 /// Parses a duration in seconds. More than a year is rejected as a typo.

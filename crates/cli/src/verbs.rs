@@ -9,6 +9,7 @@ mod attach_raw;
 mod cancel;
 mod completions;
 mod config;
+mod cost;
 mod diff;
 mod doctor;
 mod down;
@@ -29,6 +30,7 @@ mod ps;
 mod rm;
 mod run;
 mod run_watcher;
+mod search;
 mod send;
 mod stdin_lines;
 mod stop;
@@ -75,6 +77,8 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Attach { id, raw: true } => attach_raw::attach_raw(context, &id).await,
         CliVerb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
         CliVerb::Logs { follow, id } => logs::logs(context, &id, follow).await,
+        CliVerb::Search(args) => search::search(context, args).await,
+        CliVerb::Cost(args) => cost::cost(context, args).await,
         CliVerb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,
         CliVerb::Cancel { ids } => cancel::cancel(context, &ids).await,
         CliVerb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
