@@ -7,6 +7,7 @@
 mod event_changes;
 mod usage_sums;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,15 +26,19 @@ use self::event_changes::{DERIVED_KINDS, EventChanges};
 pub(crate) use self::usage_sums::{UsageZone, build_usage_report};
 use crate::daemon::{Daemon, stopping_error};
 
-/// How long new events wait before they are indexed, if no request asks for them. Then many share one transaction.
-const INDEX_DELAY: Duration = Duration::from_millis(500);
-/// While there is more to index and no request waits, indexing rests this many times as long as it works, so it uses at
-/// most a fifth of one core.
+/// New events are indexed once nothing was written for this long.
+const INDEX_QUIET: Duration = Duration::from_secs(1);
+/// If writing never stops, new events are indexed after this time.
+const INDEX_LAG: Duration = Duration::from_secs(10);
+/// While there is more to index, indexing rests this many times as long as it works, so it uses at most a fifth of one
+/// core.
 const REST_FACTOR: u32 = 4;
+/// The rest while others write.
+const BUSY_REST: Duration = Duration::from_millis(500);
 /// The pause after a failure, such as a full disk.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// About how much event data one transaction applies.
-const BATCH_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = 256 << 10;
 
 /// The derived data, and how far it has followed the journal.
 #[derive(Debug)]
@@ -92,6 +97,67 @@ impl DerivedData {
             wake: Notify::new(),
             waiting: AtomicUsize::new(0),
             rebuilds: AtomicU64::new(0),
+        }
+    }
+
+    /// Follows the journal until it is closed. Every rest ends when a request waits.
+    async fn follow(&self, journal: &Journal) {
+        let mut activity = journal.activity();
+        let mut failures = FollowFailures::default();
+        loop {
+            activity.mark_unchanged();
+            let started = Instant::now();
+            match self.follow_once(journal).await {
+                Ok(true) if self.waiting.load(Ordering::SeqCst) > 0 => {}
+                Ok(true) => {
+                    let is_busy = activity.has_changed().unwrap_or_default();
+                    let busy_rest = if is_busy { BUSY_REST } else { Duration::ZERO };
+                    self.rest((started.elapsed() * REST_FACTOR).max(busy_rest)).await;
+                }
+                Ok(false) => {
+                    failures = FollowFailures::default();
+                    tokio::select! {
+                        () = self.wake.notified() => {}
+                        changed = activity.changed() => match changed {
+                            Ok(()) => self.wait_for_quiet(&mut activity).await,
+                            Err(_) => return,
+                        },
+                    }
+                }
+                Err(FollowError::Journal(JournalReadError::Stopped)) => return,
+                Err(error) => {
+                    let needs_rebuild =
+                        matches!(&error, FollowError::Derived(error) if error.needs_rebuild());
+                    if needs_rebuild {
+                        self.request_rebuild();
+                    }
+                    if !failures.record_failure(&error) || !needs_rebuild {
+                        // Not a rest: a request that waits must not make this a busy loop.
+                        tokio::time::sleep(RETRY_DELAY).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until nothing was written for a while, so that indexing takes no time from agents at work, or until events
+    /// have waited for long enough. It looks now and then instead of being woken by every commit.
+    async fn wait_for_quiet(&self, activity: &mut watch::Receiver<JournalActivity>) {
+        let started = Instant::now();
+        while started.elapsed() < INDEX_LAG {
+            activity.mark_unchanged();
+            let was_woken = self.rest(INDEX_QUIET).await;
+            if was_woken || !activity.has_changed().unwrap_or_default() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for this time, or until a request waits. Returns whether one does.
+    async fn rest(&self, time: Duration) -> bool {
+        tokio::select! {
+            () = self.wake.notified() => true,
+            () = tokio::time::sleep(time) => false,
         }
     }
 
@@ -192,6 +258,23 @@ impl DerivedData {
     }
 }
 
+/// What went wrong since the index last had everything.
+#[derive(Debug, Default)]
+struct FollowFailures {
+    reasons: HashSet<String>,
+}
+
+impl FollowFailures {
+    /// Records a failure and returns whether it is the first of its kind. Only then it is logged.
+    fn record_failure(&mut self, error: &FollowError) -> bool {
+        let is_first = self.reasons.insert(error.to_string());
+        if is_first {
+            tracing::warn!(%error, "the search index cannot follow the journal; it is tried again");
+        }
+        is_first
+    }
+}
+
 /// A request that waits for the task. It is no longer counted when this is dropped.
 struct CountedWait<'a>(&'a AtomicUsize);
 
@@ -204,54 +287,10 @@ impl Drop for CountedWait<'_> {
 impl Daemon {
     /// Follows the journal until the daemon stops.
     pub(crate) async fn keep_derived_data(self: Arc<Self>) {
-        let derived = &self.derived;
         let mut stopping = self.stop_signal();
-        let mut activity = self.journal.activity();
-        let mut last_damage: Option<Instant> = None;
-        let mut last_failure: Option<String> = None;
-        loop {
-            if self.is_stopping() {
-                return;
-            }
-            activity.mark_unchanged();
-            let started = Instant::now();
-            let delay = match derived.follow_once(&self.journal).await {
-                Ok(true) if derived.waiting.load(Ordering::SeqCst) > 0 => continue,
-                Ok(true) => started.elapsed() * REST_FACTOR,
-                Ok(false) => {
-                    last_failure = None;
-                    tokio::select! {
-                        _ = stopping.wait_for(|stop| *stop) => return,
-                        () = derived.wake.notified() => continue,
-                        _ = activity.changed() => INDEX_DELAY,
-                    }
-                }
-                Err(FollowError::Journal(JournalReadError::Stopped)) => return,
-                Err(error) => {
-                    // What lasts is logged once.
-                    let reason = error.to_string();
-                    if last_failure.as_ref() != Some(&reason) {
-                        tracing::warn!(%error, "the search index cannot follow the journal; it is tried again");
-                        last_failure = Some(reason);
-                    }
-                    if matches!(&error, FollowError::Derived(error) if error.needs_rebuild()) {
-                        derived.request_rebuild();
-                        if last_damage.replace(started).is_none_or(|last| last.elapsed() > RETRY_DELAY) {
-                            continue;
-                        }
-                    }
-                    // A request that waits must not make this a busy loop.
-                    tokio::select! {
-                        _ = stopping.wait_for(|stop| *stop) => return,
-                        () = tokio::time::sleep(RETRY_DELAY) => continue,
-                    }
-                }
-            };
-            tokio::select! {
-                _ = stopping.wait_for(|stop| *stop) => return,
-                () = derived.wake.notified() => {}
-                () = tokio::time::sleep(delay) => {}
-            }
+        tokio::select! {
+            _ = stopping.wait_for(|stop| *stop) => {}
+            () = self.derived.follow(&self.journal) => {}
         }
     }
 

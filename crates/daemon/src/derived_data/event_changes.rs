@@ -180,11 +180,11 @@ mod tests {
     }
 
     fn texts(changes: &[DerivedChange]) -> Vec<(SearchHitKind, &str)> {
-        let text = |change| match change {
-            &DerivedChange::Text { ref place, ref text } => Some((place.kind, text.as_str())),
+        let texts = changes.iter().filter_map(|change| match change {
+            DerivedChange::Text { place, text } => Some((place.kind, text.as_str())),
             _ => None,
-        };
-        changes.iter().filter_map(text).collect()
+        });
+        texts.collect()
     }
 
     #[test]
