@@ -25,6 +25,8 @@ fn attempts(home: &TestHome, own: &TestSession, other: &TestSession) -> String {
         ask=$(cat ask)
         at answer -X POST -H 'content-type: application/json' -d '{{"decision":"allow_once"}}' "http://localhost/v1/asks/$ask/answer"
         at asks 'http://localhost/v1/asks?state=pending'
+        at search 'http://localhost/v1/search?q=a'
+        at usage 'http://localhost/v1/usage'
         at own 'http://localhost{own_path}'
         at found 'http://localhost/v1/resolve?ref={own_id}'
         at other 'http://localhost{other_path}'
@@ -77,7 +79,7 @@ async fn nothing_below_an_agent_can_answer_its_ask() {
             };
             assert_eq!(line, expected, "{out}: {tried}");
         }
-        assert_eq!(tried.lines().count(), 12, "{out}: {tried}");
+        assert_eq!(tried.lines().count(), 14, "{out}: {tried}");
         let output = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
         assert!(output.contains("agent"), "`qd` says why: {output}");
     }

@@ -3,11 +3,13 @@
 
 use std::path::PathBuf;
 
+mod reports;
 mod run;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use qd_protocol::policy::Risk;
 
+pub(crate) use self::reports::{CostArgs, SearchArgs};
 pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
@@ -147,6 +149,25 @@ A new model applies from the next turn, a new policy to later asks. `policy` tak
         /// Session id, session title, run id or fleet id
         id: String,
     },
+    /// Find text in the prompts, answers, tool calls and changed files of all sessions
+    #[command(after_help = "Examples:
+  qd search flaky parser                both words, anywhere in the same text
+  qd search 'connection reset' --since 7d
+  qd search 'pars*' --agent claude      words that begin with `pars`
+  qd search cargo publish --json | jq -r '.hits[].open'
+
+The newest come first, each with the command that shows its conversation. Words are compared without case and accents.
+An argument of several words is a phrase.")]
+    Search(SearchArgs),
+    /// Show the tokens and the cost that sessions have used
+    #[command(after_help = "Examples:
+  qd cost                               all sessions, by agent
+  qd cost --since 7d --by day
+  qd cost --since today --by session
+  qd cost --by model --json | jq .total.cost_usd
+
+`unknown` means that no run reported a cost; `over $1.50`, that some did not. Purged sessions are not counted.")]
+    Cost(CostArgs),
     /// Wait until sessions, runs or fleets are finished
     #[command(after_help = "Examples:
   qd wait nightly && make release

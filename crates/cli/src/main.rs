@@ -7,6 +7,7 @@ mod client;
 mod daemon;
 mod failure;
 mod output;
+mod past_time;
 mod refs;
 mod render;
 mod serve;

@@ -11,6 +11,7 @@ mod attach_raw;
 mod cancel;
 mod completions;
 mod config;
+mod cost;
 mod diff;
 mod doctor;
 mod down;
@@ -33,6 +34,7 @@ mod queue;
 mod rm;
 mod run;
 mod run_watcher;
+mod search;
 mod send;
 mod set;
 mod stdin_lines;
@@ -86,6 +88,8 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Set(flags) => set::set(context, &flags).await,
         CliVerb::Queue(flags) => queue::queue(context, &flags).await,
         CliVerb::Logs { follow, id } => logs::logs(context, &id, follow).await,
+        CliVerb::Search(args) => search::search(context, args).await,
+        CliVerb::Cost(args) => cost::cost(context, args).await,
         CliVerb::Wait(flags) => wait::wait(context, &flags).await,
         CliVerb::Cancel { ids } => cancel::cancel(context, &ids).await,
         CliVerb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,

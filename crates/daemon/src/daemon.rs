@@ -23,6 +23,7 @@ use crate::actor::{
     self, ActorMessage, ChildCreation, CommandCompletion, CommandRequest, IdempotencyKey, SessionActivity,
 };
 use crate::budget::SpentBudgets;
+use crate::derived_data::DerivedData;
 use crate::descriptors::DescriptorShares;
 use crate::fleets::FleetActorMessage;
 use crate::journal_check::JournalChecks;
@@ -57,6 +58,8 @@ pub(crate) struct Daemon {
     pub(crate) metrics: DaemonMetrics,
     /// What the checks of the journal have found.
     pub(crate) journal_checks: JournalChecks,
+    /// What searches and usage reports are answered from.
+    pub(crate) derived: DerivedData,
     /// How long an idle agent is kept before it is stopped.
     pub(crate) idle_timeout: Duration,
     /// How old streamed text must be before it is merged; zero means never.
@@ -119,6 +122,7 @@ impl Daemon {
         shares: DescriptorShares,
         halt: api::HaltStatus,
     ) -> Arc<Self> {
+        let derived = DerivedData::new(&home);
         Arc::new(Self {
             journal,
             home,
@@ -133,6 +137,7 @@ impl Daemon {
             budgets: SpentBudgets::default(),
             metrics: DaemonMetrics::default(),
             journal_checks: JournalChecks::default(),
+            derived,
             idle_timeout: Duration::from_secs(config.idle_s.value),
             merge_after: Duration::from_secs(config.merge_after_s.value),
             default_policy: config.policy.value.clone(),

@@ -15,6 +15,7 @@
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
 //! - `descriptors`: how the limit on open files is divided among files, workers and connections.
 //! - [`doctor`]: rebuilds the list rows from events. `journal_check`: looks for damage in the journal.
+//! - `derived_data`: keeps what searches and usage reports are answered from in step with the journal.
 //! - `text_merging`: merges streamed text of long ago.
 //! - `metrics`: counters for operators.
 //! - `keyed_locks`, `clock`, `random`, `sync`: locks by name, the clocks, randomness, and the locks of `registry`.
@@ -26,6 +27,7 @@ mod agents;
 mod budget;
 mod clock;
 mod daemon;
+mod derived_data;
 mod descriptors;
 pub mod doctor;
 pub mod edge;

@@ -137,6 +137,7 @@ async fn run(
     daemon.spawn(Arc::clone(&daemon).watch_mail_folders());
     daemon.spawn(Arc::clone(&daemon).watch_journal());
     daemon.spawn(Arc::clone(&daemon).watch_old_text());
+    daemon.spawn(Arc::clone(&daemon).keep_derived_data());
     let (router, _) = http::router(Arc::clone(&daemon));
     let mut stop_signal = daemon.stop_signal();
     let mut serving = Some(Box::pin(edge::serve(bound, router, daemon.stop_signal())));

@@ -15,7 +15,7 @@ use qd_protocol::api::{ReferenceKind, ReferenceMatch};
 use qd_protocol::limits::EVENT_MAX;
 use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::blobs::{BlobFile, BlobStore};
 use crate::check::JournalCheck;
@@ -33,9 +33,11 @@ use crate::lists::{
 use crate::lock::HomeLock;
 use crate::merge::{self, MergePosition, MergeSavings};
 use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
-use crate::read::{self, JournalPage, PAGE_BYTES, ReaderPool, SessionEventPage, SessionHistory};
+use crate::read::{
+    self, JournalPage, PAGE_BYTES, ReaderPool, SessionEventPage, SessionHistory, StoredEventPage,
+};
 use crate::reserve::DiskReserve;
-use crate::ring::{EventFilter, EventHub};
+use crate::ring::{EventFilter, EventHub, JournalActivity};
 use crate::rows::{
     AskRow, FleetRow, MailRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow,
     from_sql_int,
@@ -185,6 +187,11 @@ impl Journal {
     /// The seq of the last published event.
     pub fn head(&self) -> Seq {
         self.inner.hub.head()
+    }
+
+    /// Reports every published batch of events and every purge.
+    pub fn activity(&self) -> watch::Receiver<JournalActivity> {
+        self.inner.hub.activity()
     }
 
     /// Allocates a key that no session or fleet has ever had.
@@ -393,6 +400,23 @@ impl Journal {
         let run = run.cloned();
         let kinds: Vec<String> = kinds.iter().map(|kind| (*kind).to_owned()).collect();
         self.read(move |db| read::session_events(db, session, run.as_ref(), &kinds, after, limit)).await
+    }
+
+    /// A page of published events of these kinds after a cursor, as they are stored: about `bytes` of data. A page can be
+    /// empty without being the end; continue at `scanned_through`.
+    pub async fn stored_events(
+        &self,
+        kinds: &'static [&'static str],
+        after: Seq,
+        bytes: usize,
+    ) -> Result<StoredEventPage, JournalReadError> {
+        let head = self.head();
+        self.read(move |db| read::stored_events(db, kinds, after, head, bytes)).await
+    }
+
+    /// The keys of all sessions that were not purged.
+    pub async fn session_keys(&self) -> Result<Vec<SessionKey>, JournalReadError> {
+        self.read(read::session_keys).await
     }
 
     /// Subscribes to events after a cursor, or from now on if there is none. Every event published after this returns

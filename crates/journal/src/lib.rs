@@ -12,6 +12,7 @@
 //! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted. `check`: finds damage.
 //!   `merge`: merges streamed text that is long finished.
 //! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
+//! - [`derived`]: what search and usage reports are answered from, in a file of its own.
 //! - `key_clock`: the clock by which idempotency keys expire.
 //! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
 
@@ -19,6 +20,7 @@ pub mod blobs;
 mod check;
 mod checkpoint;
 mod database_file;
+pub mod derived;
 pub mod error;
 pub mod event;
 pub mod faults;
@@ -43,6 +45,7 @@ mod writer;
 pub use blobs::{BlobFile, BlobStore};
 pub use check::JournalCheck;
 pub use database_file::inspect_journal;
+pub use derived::{DerivedChange, DerivedDataError, DerivedStore, DerivedText};
 pub use error::{AppendError, BlobError, JournalOpenError, JournalReadError};
 pub use event::{EventScope, NewEvent, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey};
 pub use journal::{AppendRequest, Journal, JournalOptions};
@@ -52,9 +55,9 @@ pub use lists::{
 };
 pub use merge::{MergePosition, MergeSavings};
 pub use queue::{AppendReceipt, IdempotencyRecord};
-pub use read::{JournalPage, SessionEventPage, SessionHistory};
+pub use read::{JournalPage, SessionEventPage, SessionHistory, StoredEventPage};
 pub use rebuild::{RebuildError, rebuild};
-pub use ring::{EventFilter, EventTopic};
+pub use ring::{EventFilter, EventTopic, JournalActivity};
 pub use rows::{AskRow, FleetRow, MailRow, RowChange, RunRow, SessionRow, WorkspaceRow};
 pub use stats::JournalStats;
 pub use subscription::Subscription;

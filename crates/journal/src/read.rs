@@ -50,6 +50,14 @@ pub struct SessionEventPage {
     pub end: bool,
 }
 
+/// A page of the events of all sessions, as they are stored.
+#[derive(Debug)]
+pub struct StoredEventPage {
+    pub events: Vec<StoredEvent>,
+    /// Everything up to here has been scanned; the next page continues after it.
+    pub scanned_through: Seq,
+}
+
 /// The data from which a session's machine is rebuilt.
 #[derive(Debug)]
 pub struct SessionHistory {
@@ -245,6 +253,48 @@ pub(crate) fn page(
         page.scanned_through = head;
     }
     Ok(page)
+}
+
+/// A page of the events of these kinds after `after`, up to and including `head`, as they are stored.
+pub(crate) fn stored_events(
+    db: &Connection,
+    kinds: &[&str],
+    after: Seq,
+    head: Seq,
+    bytes: usize,
+) -> Result<StoredEventPage, JournalReadError> {
+    let mut page = StoredEventPage { events: Vec::new(), scanned_through: after };
+    let mut scopes = ScopeCache::new(db);
+    let (mut scanned, mut taken) = (0, 0);
+    // Breaks with `true` if there may be more events.
+    let outcome = visit_all_events(db, after, |event| -> Result<ControlFlow<bool>, JournalReadError> {
+        let seq = event.seq()?;
+        if seq <= after {
+            return Ok(ControlFlow::Continue(()));
+        }
+        if seq > head {
+            return Ok(ControlFlow::Break(false));
+        }
+        if kinds.contains(&event.kind()?) {
+            taken += event.data()?.len();
+            page.events.push(event.stored(&mut scopes)?);
+        }
+        page.scanned_through = seq;
+        scanned += 1;
+        let is_full = scanned == SCAN_MAX || taken >= bytes;
+        Ok(if is_full { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
+    })?;
+    if outcome != ControlFlow::Break(true) {
+        page.scanned_through = head.max(after);
+    }
+    Ok(page)
+}
+
+/// The keys of all sessions.
+pub(crate) fn session_keys(db: &Connection) -> Result<Vec<SessionKey>, JournalReadError> {
+    let mut statement = db.prepare_cached("SELECT key FROM sessions")?;
+    let keys = statement.query_map([], |row| row.get(0).map(SessionKey))?;
+    Ok(keys.collect::<Result<_, _>>()?)
 }
 
 /// Passes all events after a seq to `visit`, in order, until it breaks. The parts of a merged row come where they were:

@@ -14,7 +14,7 @@ use crate::event::StoredEvent;
 use crate::lock::HomeLock;
 use crate::rows::RowChange;
 use crate::schema::{self, DATABASE_FILE};
-use crate::{index, read};
+use crate::{derived, index, read};
 
 /// Why a rebuild failed. The rows are unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +39,10 @@ pub fn rebuild(
 ) -> Result<u64, RebuildError> {
     let _lock = HomeLock::acquire(home)?;
     inspect_journal(home)?;
+    // It may have been derived from events that are damaged. The next daemon derives it again.
+    if let Err(error) = derived::remove_files(home) {
+        tracing::warn!(%error, "the derived data could not be deleted; delete derived.db by hand");
+    }
     let db = schema::open_writer(home)?;
     // Rolls back if it is dropped without a commit.
     let transaction = db.unchecked_transaction().map_err(failed(Seq(0)))?;

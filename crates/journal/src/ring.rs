@@ -154,10 +154,20 @@ pub(crate) struct TopicReader {
     pub(crate) purged: Seq,
 }
 
+/// What has happened to the journal, for those who follow it as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct JournalActivity {
+    /// The seq of the last published event.
+    pub head: Seq,
+    /// How many times sessions were purged since the journal was opened.
+    pub purges: u64,
+}
+
 /// The rings of all topics. The writer publishes here.
 #[derive(Debug)]
 pub(crate) struct EventHub {
     head: AtomicU64,
+    activity: watch::Sender<JournalActivity>,
     all: Arc<TopicChannel>,
     topics: Mutex<TopicChannels>,
 }
@@ -174,6 +184,7 @@ impl EventHub {
     pub(crate) fn new(head: Seq) -> Self {
         Self {
             head: AtomicU64::new(head.0),
+            activity: watch::Sender::new(JournalActivity { head, purges: 0 }),
             all: TopicChannel::new(EventRing::new(head, RING_EVENTS, RING_BYTES), false),
             topics: Mutex::default(),
         }
@@ -182,6 +193,11 @@ impl EventHub {
     /// The seq of the last published event.
     pub(crate) fn head(&self) -> Seq {
         Seq(self.head.load(Ordering::Acquire))
+    }
+
+    /// Reports every published batch and every purge.
+    pub(crate) fn activity(&self) -> watch::Receiver<JournalActivity> {
+        self.activity.subscribe()
     }
 
     /// Subscribes to a topic. Every event published after this returns is in the channel, or makes a read return
@@ -244,6 +260,10 @@ impl EventHub {
                 topics.purged = self.head();
             }
         }
+        self.activity.send_modify(|activity| {
+            activity.head = self.head();
+            activity.purges += u64::from(purge);
+        });
         for channel in touched {
             if channel.signal.receiver_count() > 0 {
                 channel.signal.send_modify(|_| {});

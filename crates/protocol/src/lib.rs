@@ -15,6 +15,7 @@
 //! - [`api`]: requests and responses of the HTTP API.
 //! - [`worktree`]: git worktrees of sessions, the changes in them, and merges.
 //! - [`policy_trial`]: trying a policy on past asks.
+//! - [`search`] and [`usage_report`]: finding text in all sessions, and what they have used.
 //! - [`sse`]: a parser for server-sent events.
 //! - [`error`]: the body of every error response, and the stable error codes.
 //! - [`limits`]: every limit, by name.
@@ -33,9 +34,11 @@ pub mod mail;
 pub mod manifest;
 pub mod policy;
 pub mod policy_trial;
+pub mod search;
 pub mod sse;
 pub mod text;
 pub mod time;
+pub mod usage_report;
 pub mod worker;
 pub mod worktree;
 

@@ -12,7 +12,8 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// Connections that event streams, waits and terminals may not use, so that commands always get one. With many
 /// connections, one in 16 instead.
 pub const COMMAND_CONNECTIONS: usize = 8;
-/// Descriptors reserved for the daemon's own files: the journal, its log, listeners, spools and blobs.
+/// Descriptors reserved for the daemon's own files: the journal, the search index, their logs, listeners, spools and
+/// blobs.
 pub const FILE_DESCRIPTORS: usize = 40;
 /// Descriptors that the daemon holds for each worker: a socket, and one that reports the end of the process.
 pub const WORKER_DESCRIPTORS: usize = 2;
@@ -149,6 +150,16 @@ pub const JOURNAL_CHECK_INTERVAL_S: u64 = 24 * 3600;
 pub const MERGE_DELAY_S: u64 = 900;
 /// Time between two such passes.
 pub const MERGE_INTERVAL_S: u64 = 3600;
+/// Words of one search, as text.
+pub const SEARCH_QUERY_MAX: usize = 1000;
+/// How much of one text can be found: a prompt, an answer, or the input of a tool call.
+pub const SEARCH_TEXT_MAX: usize = 256 << 10;
+/// Hits in one response, unless `limit` asks for fewer or more.
+pub const SEARCH_HITS: usize = 50;
+/// How long a search or a usage report waits until the index has everything that is in the journal.
+pub const INDEX_WAIT_S: u64 = 5;
+/// Free disk space below which the index does not grow, so that it never uses up what [`RESERVE_BYTES`] is for.
+pub const INDEX_FREE_BYTES: u64 = 2 * RESERVE_BYTES;
 /// One git command. A checkout of a large repository on a slow disk takes minutes; anything longer is a hang.
 pub const GIT_S: u64 = 300;
 /// One line of a project's `setup` or `teardown`. A cold install of dependencies must fit.

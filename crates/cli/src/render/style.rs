@@ -14,6 +14,11 @@ impl TextStyle {
         Self { colour }
     }
 
+    /// Whether anything is coloured at all.
+    pub(crate) fn has_colour(self) -> bool {
+        self.colour
+    }
+
     /// For secondary text.
     pub(crate) fn dim(self, text: &str) -> String {
         self.paint("2", text)

@@ -6,6 +6,7 @@
 //! might run. `risk` uses suspicion to find harm, and certainty to rule it out.
 
 mod argument;
+mod changed_paths;
 mod command_line;
 mod glob;
 mod guess;
@@ -28,6 +29,7 @@ use qd_protocol::policy::{Policy, PolicyRule, PolicyVerdict, Risk};
 use serde_json::Value;
 
 pub use argument::{input_from_main_argument, main_argument};
+pub use changed_paths::changed_paths;
 pub use risk::assess_risk;
 pub use trial::run_trial;
 

@@ -47,6 +47,7 @@ pub(super) fn base_document() -> OpenApi {
         (name = "asks", description = "Permission requests and questions of agents"),
         (name = "tools", description = "Tools for agents, with the token of their session, and for editors"),
         (name = "mail", description = "Messages to sessions"),
+        (name = "search", description = "Finding text in all sessions, and adding up what they have used"),
         (name = "halt", description = "Stop anything from starting"),
         (name = "events", description = "Event streams"),
     )

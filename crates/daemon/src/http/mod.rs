@@ -8,7 +8,7 @@
 //! - `list`: pages of lists. `api_document`: the parts of the document that all routes share.
 //! - `agent_access`: which routes an agent may use.
 //! - `meta`, `agents`, `gc`, `journal`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`,
-//!   `queue`, `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
+//!   `queue`, `asks`, `mail`, `policy`, `search`, `halt`, `events`: the families of routes.
 //! - `tools`: the API for agents that hold a session token. `mcp`: the same over the Model Context Protocol.
 
 mod agent_access;
@@ -30,6 +30,7 @@ mod meta;
 mod policy;
 mod queue;
 mod runs;
+mod search;
 mod sessions;
 mod terminal;
 mod tools;
@@ -76,6 +77,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(asks::routes())
         .merge(mail::routes())
         .merge(policy::routes())
+        .merge(search::routes())
         .merge(agents::routes())
         .merge(fleets::routes())
         .merge(tools::routes())

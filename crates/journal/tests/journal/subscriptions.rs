@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use qd_journal::{
-    AppendRequest, EventFilter, EventTopic, JournalReadError, RowChange, SessionKey, WorkspaceKey,
+    AppendRequest, EventFilter, EventTopic, JournalActivity, JournalReadError, RowChange, SessionKey,
+    WorkspaceKey,
 };
 use qd_protocol::Seq;
 
@@ -238,4 +239,26 @@ async fn a_dropped_wait_loses_nothing() {
     }
     assert_eq!(reader.cursor(), Seq(0));
     assert_eq!(seqs(&reader.next().await.unwrap()), (1..=20).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn every_batch_and_every_purge_is_reported_to_those_who_follow_the_journal() {
+    let JournalFixture { journal, .. } = &JournalFixture::new();
+    let mut activity = journal.activity();
+    assert_eq!(*activity.borrow_and_update(), JournalActivity::default());
+    let rows = vec![RowChange::Session(session_row(1)), RowChange::Session(session_row(2))];
+    change(journal, rows).await.unwrap();
+    append(journal, &scope(1), 1).await.unwrap();
+    append(journal, &scope(2), 1).await.unwrap();
+    assert!(activity.has_changed().unwrap());
+    assert_eq!(*activity.borrow_and_update(), JournalActivity { head: Seq(2), purges: 0 });
+    let mut keys = journal.session_keys().await.unwrap();
+    keys.sort_unstable();
+    assert_eq!(keys, [SessionKey(1), SessionKey(2)]);
+    change(journal, vec![RowChange::Purge { session: SessionKey(2) }]).await.unwrap();
+    assert!(activity.has_changed().unwrap(), "a purge without an event is reported too");
+    assert_eq!(*activity.borrow_and_update(), JournalActivity { head: Seq(2), purges: 1 });
+    assert_eq!(journal.session_keys().await.unwrap(), [SessionKey(1)]);
+    let page = journal.stored_events(&["text.delta"], Seq(0), 1000).await.unwrap();
+    assert_eq!((page.events.len(), page.scanned_through), (1, Seq(2)));
 }
