@@ -243,3 +243,17 @@ async fn a_program_is_accepted_over_the_socket_only() {
     let echo: Value = json!({ "agent": "echo", "program": programs.join("own-agent") });
     assert_eq!(daemon.client().post(&path, &echo).await.expect(400)["error"]["code"], "invalid_value");
 }
+
+#[tokio::test]
+async fn logs_can_begin_late_and_show_only_the_end() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon.session("script").await;
+    session.run_script(&[say("one\ntwo\nthree\nfour")]).await;
+    let tail = daemon.qd(&["logs", "--tail", "2", &session.id]).await.ok();
+    assert_eq!(tail, "three\nfour\n");
+    let events = daemon.qd(&["--json", "logs", "-n", "1", &session.id]).await.ok();
+    assert_eq!(events.lines().count(), 1);
+    assert_eq!(daemon.qd(&["logs", "--since", "2999-01-01", &session.id]).await.ok(), "");
+    assert!(daemon.qd(&["logs", "--since", "1h", &session.id]).await.ok().contains("one"));
+    daemon.qd(&["logs", "--since", "tomorrow-ish", &session.id]).await.expect_exit(2);
+}

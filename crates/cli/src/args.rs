@@ -9,7 +9,7 @@ mod run;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use qd_protocol::policy::Risk;
 
-pub(crate) use self::reports::{CostArgs, SearchArgs};
+pub(crate) use self::reports::{CostArgs, LogsArgs, SearchArgs};
 pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
@@ -141,14 +141,9 @@ A new model applies from the next turn, a new policy to later asks. `policy` tak
     /// Print the conversation of a session, a run or a fleet
     #[command(after_help = "Examples:
   qd logs nightly
+  qd logs --since 2h --tail 40 nightly
   qd logs -f --json run_7x | jq .kind")]
-    Logs {
-        /// Keep printing as new events arrive
-        #[arg(short, long)]
-        follow: bool,
-        /// Session id, session title, run id or fleet id
-        id: String,
-    },
+    Logs(LogsArgs),
     /// Find text in the prompts, answers, tool calls and changed files of all sessions
     #[command(after_help = "Examples:
   qd search flaky parser                both words, anywhere in the same text

@@ -87,7 +87,7 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Send(flags) => send::send(context, &flags).await,
         CliVerb::Set(flags) => set::set(context, &flags).await,
         CliVerb::Queue(flags) => queue::queue(context, &flags).await,
-        CliVerb::Logs { follow, id } => logs::logs(context, &id, follow).await,
+        CliVerb::Logs(flags) => logs::logs(context, &flags).await,
         CliVerb::Search(args) => search::search(context, args).await,
         CliVerb::Cost(args) => cost::cost(context, args).await,
         CliVerb::Wait(flags) => wait::wait(context, &flags).await,

@@ -1,4 +1,4 @@
-//! The flags of verbs that look over all sessions: `search` and `cost`.
+//! The flags of verbs that look back: `logs`, `search` and `cost`.
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -7,6 +7,22 @@ use qd_protocol::limits::PAGE_MAX;
 use qd_protocol::usage_report::UsageGrouping;
 
 use crate::past_time::parse_since;
+
+/// `qd logs`.
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// Keep printing as new events arrive
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Print only the last lines, or with --json the last events
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) tail: Option<usize>,
+    /// Print only from this time on: 10m, 24h, 7d, today, yesterday, 2026-11-01 or 2026-11-01T18:00
+    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    pub(crate) since: Option<Millis>,
+    /// Session id, session title, run id or fleet id
+    pub(crate) id: String,
+}
 
 /// `qd search`.
 #[derive(Debug, Args)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use qd_protocol::event::{EventBody, FleetStarted};
 use qd_protocol::fleet::{Fleet, FleetStatus};
-use qd_protocol::{Seq, SessionId};
+use qd_protocol::{Millis, Seq, SessionId};
 
 use super::VerbContext;
 use super::fleet_watcher::{FleetWatchMode, FleetWatcher};
@@ -55,6 +55,7 @@ pub(super) async fn log_fleet(
     client: &DaemonClient,
     fleet: &ResolvedFleet,
     follow: bool,
+    since: Option<Millis>,
 ) -> Result<CliExitCode> {
     let view: Fleet = client.get(&fleet.path()).await?;
     let mut events = Vec::new();
@@ -72,6 +73,7 @@ pub(super) async fn log_fleet(
         }
         cursor = cursor.max(after);
     }
+    events.retain(|arrived| since.is_none_or(|since| arrived.event.ts >= since));
     events.sort_by_key(|arrived| arrived.event.seq);
     // A session that was read first may have said more before the last one was read.
     let mut last_shown: HashMap<SessionId, Seq> = HashMap::new();

@@ -68,6 +68,17 @@ impl<'a> TranscriptPrinter<'a> {
         self.print(pieces)
     }
 
+    /// What an event adds to the output, as one text: its JSON line, or its pieces of the conversation.
+    pub(super) async fn render_text(
+        &mut self,
+        ReceivedEvent { event, line }: ReceivedEvent,
+    ) -> Result<String> {
+        if self.out.json {
+            return Ok(format!("{line}\n"));
+        }
+        Ok(self.render(event).await?.into_iter().map(|piece| piece.text).collect())
+    }
+
     /// What an event adds to the conversation; empty if it shows nothing.
     pub(super) async fn render(&mut self, mut event: Event) -> Result<Vec<ChannelText>> {
         if event.kind == "run.finished" && !self.conversation.has_streamed(event.run_id.as_ref()) {
