@@ -5,9 +5,12 @@ use qd_testkit::{TestDaemon, TestSession, poll_until};
 use serde_json::{Value, json};
 
 async fn report(daemon: &TestDaemon, query: &str) -> Value {
-    let report = daemon.client().get(&format!("/v1/usage{query}")).await.expect(200);
-    assert_eq!(report["complete"], true, "{report}");
-    report
+    // On a busy machine, the index may take longer than a request waits.
+    poll_until("a complete report", async || {
+        let report = daemon.client().get(&format!("/v1/usage{query}")).await.expect(200);
+        (report["complete"] == true).then_some(report)
+    })
+    .await
 }
 
 /// Keys, input tokens and costs of the rows.
@@ -103,6 +106,7 @@ async fn the_command_line_shows_a_table_with_bars_and_says_what_is_unknown() {
     let (known, unknown) = (daemon.session("script").await, daemon.session("script").await);
     known.run_script(&[usage(1_234_567, 89, 2.5)]).await;
     unknown.run_script(&[usage(10, 1, 0.0)]).await;
+    report(&daemon, "").await;
     let output = daemon.qd(&["cost", "--by", "session"]).await;
     assert!(output.stderr.contains("1 of 2 runs reported tokens but no cost"), "{}", output.stderr);
     let table = output.ok();

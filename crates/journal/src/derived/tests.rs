@@ -160,6 +160,34 @@ fn nothing_that_is_typed_is_an_error_of_the_database() {
 }
 
 #[test]
+fn random_queries_are_no_errors_either() {
+    const PIECES: [&str; 20] = [
+        "a", "b", "\"", "\"\"", "*", " ", "AND", "OR", "NOT", "NEAR", "(", ")", ":", "^", "-", "+", "{", "}",
+        "\0", "é",
+    ];
+    let fixture = DerivedFixture::with_sessions(1);
+    fixture.store.apply(&[prompt(1, 1, "a b and or not near é")], Seq(1)).unwrap();
+    // SplitMix64, so that every run tries the same queries.
+    let mut state = 7_u64;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z ^ (z >> 27)
+    };
+    let mut searched = 0;
+    for _ in 0..3000 {
+        let length = next() % 12;
+        let text: String =
+            (0..length).map(|_| PIECES[usize::try_from(next() % 20).unwrap_or_default()]).collect();
+        let Ok(words) = SearchWords::parse(&text) else { continue };
+        let found = fixture.store.search(&words, &SearchFilter::default(), None, 10);
+        assert!(found.is_ok(), "{text:?}: {found:?}");
+        searched += 1;
+    }
+    assert!(searched > 1000, "{searched}");
+}
+
+#[test]
 fn pages_continue_exactly_while_texts_are_added() {
     let fixture = DerivedFixture::with_sessions(1);
     let texts: Vec<DerivedChange> = (1..=25).map(|seq| prompt(seq, 1, "needle")).collect();
