@@ -46,7 +46,7 @@ async fn a_plan_checks_agents_and_branch_with_line_and_column() {
     let daemon = TestDaemon::start().await;
     for (session, position, hint) in [
         ("a: { agent: nobody }", "3:", "unknown agent nobody"),
-        ("a: { agent: echo, worktree: true }", "3:32", "not in a git repository"),
+        ("a: { agent: echo, worktree: true }", "3:33", "not in a git repository"),
     ] {
         let file = write(&daemon, &format!("fleet:\n  task: t\n  sessions: {{ {session} }}\n  start: a\n"));
         for args in [&["up", &file, "--plan"][..], &["up", &file]] {
