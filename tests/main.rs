@@ -12,6 +12,7 @@ mod asks;
 mod cancel;
 mod cancel_race;
 mod cli;
+mod cli_status;
 mod cli_terminal;
 mod crash;
 mod descriptors;
