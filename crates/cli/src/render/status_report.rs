@@ -217,7 +217,7 @@ impl StatusFacts {
         let id = session_cells::shown_id(&ask.id);
         let next = match (ask.kind, ask.risk, &ask.session_id) {
             // It shows the request in full and takes the answer, so nobody approves what a line has cut off.
-            (AskKind::Permission, Risk::High, Some(session)) => {
+            (AskKind::Permission, Risk::Medium | Risk::High, Some(session)) => {
                 format!("qd attach {}", session_cells::shown_id(session))
             }
             (AskKind::Permission, ..) => format!("qd allow {id}"),
