@@ -14,6 +14,7 @@ mod cancel;
 mod cancel_race;
 mod cli;
 mod cli_sessions;
+mod cli_status;
 mod cli_terminal;
 mod cost;
 mod crash;

@@ -14,7 +14,8 @@ const SHOWN_DIR: &str = "/tmp/shop";
 /// Output lines are cut here when the README is updated.
 const SHOWN_COLUMNS: usize = 118;
 /// Commands that change nothing. They are run again until they print what is expected: an agent needs a moment to start.
-const READ_ONLY: &[&str] = &["qd ps", "qd asks", "qd logs", "qd wait", "qd workers", "qd diff", "curl"];
+const READ_ONLY: &[&str] =
+    &["qd ps", "qd status", "qd asks", "qd logs", "qd wait", "qd workers", "qd diff", "curl"];
 
 /// Stands for output that a page does not show, because it has shown the like before.
 const OMITTED: &str = "…";
@@ -156,8 +157,9 @@ fn normalized(line: &str) -> String {
 }
 
 fn normalized_word(word: &str) -> String {
-    let is_age =
-        word.strip_suffix('s').is_some_and(|age| !age.is_empty() && age.bytes().all(|b| b.is_ascii_digit()));
+    let is_age = word
+        .strip_suffix(['s', 'm'])
+        .is_some_and(|age| !age.is_empty() && age.bytes().all(|b| b.is_ascii_digit()));
     let is_hash = word.len() == 12 && word.bytes().all(|b| b.is_ascii_hexdigit());
     if is_age || is_hash {
         return "*".to_owned();

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 mod reports;
 mod run;
+mod status;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use qd_protocol::policy::Risk;
 
 pub(crate) use self::reports::{CostArgs, LogsArgs, SearchArgs};
 pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
+pub(crate) use self::status::{SinceTime, StatusArgs};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
@@ -20,6 +22,7 @@ use crate::verbs::worker;
 #[command(after_help = "Examples:
   qd run 'explain this repository'      start a session and watch it answer
   qd run --detach 'fix the tests'       start it in the background; see `qd ps` and `qd attach`
+  qd status                             what needs you, what is working, what finished since your last look
   qd asks                               list what agents need your approval or answer for
   qd up fleet.yaml                      start a team of agents
 
@@ -60,15 +63,27 @@ pub(crate) enum CliVerb {
 
 Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without waiting. Ctrl-Z detaches: the run goes on.")]
     Run(RunArgs),
+    /// Show what needs you, what is working, and what finished since your last look
+    #[command(after_help = "Examples:
+  qd status
+  qd status --since 8h
+  qd status --json | jq '.needs_you[].next'
+
+Each line ends with the command that comes next. Only a look at a terminal counts as your last look: output to a pipe or
+a file, --json and --since leave it unchanged. The first look shows the last 24 hours.")]
+    Status(StatusArgs),
     /// List sessions, or fleets with --fleet
     #[command(after_help = "Examples:
   qd ps
   qd ps -a --json | jq '.[].id'
   qd cancel $(qd ps -q --filter agent=claude --filter state=running)
   qd ps --fleet                         list fleets
-  qd ps --fleet flt_4k                  list the sessions of one fleet")]
+  qd ps --fleet flt_4k                  list the sessions of one fleet
+
+STATE is what a session does, or how its last run ended. LAST is the time since something happened, CHANGES the lines of
+unmerged work in its worktree.")]
     Ps {
-        /// Include closed sessions
+        /// Include closed sessions, and those without activity for a day
         #[arg(short, long)]
         all: bool,
         /// List fleets, or with an id the sessions of that fleet

@@ -189,7 +189,7 @@ async fn describe_matches(client: &DaemonClient, reference: &str, mut message: S
     let path = format!("/v1/sessions?ref={}", percent_encode(reference));
     for session in client.list::<Session>(&path).await.unwrap_or_default() {
         let state = text::wire_name(&session.state);
-        let title = session.title.unwrap_or_default();
+        let title = session.title.or(session.auto_title).unwrap_or_default();
         let line = format!("\n    {}", session.id);
         let described =
             format!("{line}  {}  {state}  {}", session.agent, text::first_line(&title, TITLE_CHARS));

@@ -37,11 +37,13 @@ mod run_watcher;
 mod search;
 mod send;
 mod set;
+mod status;
 mod stdin_lines;
 mod stop;
 mod transcript;
 mod tree;
 mod trust;
+mod unmerged_work;
 mod up;
 mod wait;
 pub(crate) mod worker;
@@ -75,6 +77,7 @@ impl VerbContext {
 pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<CliExitCode> {
     match verb {
         CliVerb::Run(flags) => run::run(context, flags).await,
+        CliVerb::Status(flags) => status::status(context, &flags).await,
         CliVerb::Ps { all, fleet: None, tree: true, .. } => tree::tree(context, all).await,
         CliVerb::Ps { all, fleet: None, tree: false, quiet, filter } => {
             ps::ps(context, all, quiet, &filter).await

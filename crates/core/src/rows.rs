@@ -226,6 +226,9 @@ impl SessionDoc {
             mail: settings.mail,
             tree_cost_usd: None,
             closing: state.closing.is_some(),
+            active_run: state.runs.front().map(active_run),
+            last_run: state.last_run.clone(),
+            auto_title: state.auto_title.clone().filter(|_| settings.title.is_none()),
             created_at: state.created_at,
             updated_at: state.updated_at,
         };
@@ -385,6 +388,11 @@ fn mail_row(state: &SessionState, event: &SessionEvent, before: Option<MailboxEn
         _ => {}
     }
     Some(UpdatedRow::Mail { id: id.clone(), doc, sent })
+}
+
+fn active_run(run: &UnfinishedRun) -> api::ActiveRun {
+    let started_at = run.execution.as_ref().map(|started| started.started_at.wall);
+    api::ActiveRun { id: run.id.clone(), accepted_at: run.accepted_at, started_at }
 }
 
 fn run_row(state: &SessionState, run: &UnfinishedRun, prompt: Option<RunPrompt>) -> UpdatedRow {

@@ -111,6 +111,11 @@ impl DaemonHome {
         self.path.join("mail")
     }
 
+    /// When the user last looked at each daemon.
+    pub fn last_looks_file(&self) -> PathBuf {
+        self.path.join("last_looks.json")
+    }
+
     /// The settings file of this home.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("config.toml")

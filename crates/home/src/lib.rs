@@ -7,11 +7,13 @@
 //! - `private_files`: files and folders that only their owner can read.
 //! - `config`: the settings, and where each comes from.
 //! - `config_edit`: changes one of them.
+//! - `last_looks`: when the user last looked at each daemon.
 //! - `listen_address`: the addresses that a daemon listens on.
 
 mod config;
 mod config_edit;
 mod home;
+mod last_looks;
 mod listen_address;
 mod private_files;
 mod secrets;
@@ -20,6 +22,7 @@ mod test_home;
 
 pub use config::{ConfigEntry, ConfigError, ConfigSetting, DaemonConfig, SettingOrigin, user_config_file};
 pub use home::DaemonHome;
+pub use last_looks::LastLook;
 pub use listen_address::{BadListenAddress, ListenAddress, UrlHost};
 pub use private_files::{HomeError, open_private, replace_file};
 pub use secrets::SecretToken;

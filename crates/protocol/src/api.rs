@@ -237,9 +237,36 @@ pub struct Session {
     pub tree_cost_usd: Option<f64>,
     /// True if the session takes no more prompts and closes when its last run has ended.
     pub closing: bool,
+    /// The run that the session is working on, or starts next. Absent if no prompt is waiting or in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_run: Option<ActiveRun>,
+    /// The run that ended last. Absent if none has ended, or only before this field existed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_run: Option<LastRun>,
+    /// The beginning of the first prompt. Present only if the session has no title.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_title: Option<String>,
     pub created_at: Millis,
     /// Time of the last change.
     pub updated_at: Millis,
+}
+
+/// The run that a session is working on, or starts next.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ActiveRun {
+    pub id: RunId,
+    pub accepted_at: Millis,
+    /// When the agent was ready for the prompt. Absent until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Millis>,
+}
+
+/// The run of a session that ended last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct LastRun {
+    pub id: RunId,
+    pub finish_reason: FinishReason,
+    pub finished_at: Millis,
 }
 
 /// JSON body of `POST /v1/workspaces/{w}/fleets`.

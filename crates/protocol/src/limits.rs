@@ -42,6 +42,8 @@ pub const RESERVE_BYTES: u64 = 16 << 20;
 pub const PAGE_MAX: usize = 1000;
 /// A title, or the name of a model, workspace or worker token.
 pub const TITLE_MAX: usize = 200;
+/// Characters of a first prompt that stand for the title of a session without one.
+pub const AUTO_TITLE_CHARS_MAX: usize = 80;
 /// Rules in one policy.
 pub const RULES_MAX: usize = 1000;
 /// Variables in a session's `env`.

@@ -31,9 +31,15 @@ pub struct Worktree {
     pub changed_files: u64,
     /// Number of commits that are not merged.
     pub ahead: u64,
-    /// Size on disk in bytes.
+    /// Lines added by the unmerged work. Present only with `?lines=true`, and not for binary files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub added: Option<u64>,
+    /// Lines removed by the unmerged work. Present only with `?lines=true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed: Option<u64>,
+    /// Size on disk in bytes. 0 with `?sizes=false`.
     pub size_bytes: u64,
-    /// Other worktrees of the same repository in which the same lines were changed.
+    /// Other worktrees of the same repository in which the same lines were changed. Empty with `?overlaps=false`.
     pub overlaps: Vec<Overlap>,
 }
 

@@ -9,6 +9,16 @@ pub(crate) struct TextStyle {
     colour: bool,
 }
 
+/// The colours that a cell of a table can have, by what they mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CellColour {
+    Failure,
+    Success,
+    NeedsAttention,
+    Active,
+    Secondary,
+}
+
 impl TextStyle {
     pub(crate) fn new(colour: bool) -> Self {
         Self { colour }
@@ -47,6 +57,16 @@ impl TextStyle {
     /// For the user's own text, and for active work.
     pub(crate) fn cyan(self, text: &str) -> String {
         self.paint("36", text)
+    }
+
+    pub(crate) fn coloured(self, colour: CellColour, text: &str) -> String {
+        match colour {
+            CellColour::Failure => self.red(text),
+            CellColour::Success => self.green(text),
+            CellColour::NeedsAttention => self.yellow(text),
+            CellColour::Active => self.cyan(text),
+            CellColour::Secondary => self.dim(text),
+        }
     }
 
     fn paint(self, code: &str, text: &str) -> String {

@@ -8,8 +8,8 @@ use qd_protocol::{Millis, SessionId};
 use serde_json::{Value, json};
 
 use super::VerbContext;
-use super::ps::{self, TITLE_CHARS};
 use crate::failure::{CliExitCode, Result};
+use crate::render::session_cells;
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -34,14 +34,11 @@ pub(crate) async fn tree(context: &VerbContext, all: bool) -> Result<CliExitCode
         table.add_row([
             format!("{}{}", row.branch, session.id),
             session.agent.clone(),
-            ps::describe_state(session, 0, "held"),
+            session_cells::describe_state(session, 0, "held"),
             text::format_age(session.created_at, Millis::now()),
             text::format_dollars(session.usage.cost_usd),
             text::format_dollars(row.tree_cost),
-            session
-                .title
-                .as_deref()
-                .map_or_else(|| "-".to_owned(), |title| text::truncate(title, TITLE_CHARS)),
+            session_cells::shown_title(session),
         ]);
     }
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;

@@ -214,6 +214,8 @@ mod tests {
             state: WorktreeStatus::Dirty,
             changed_files: 3,
             ahead: 0,
+            added: None,
+            removed: None,
             size_bytes: 2048,
             overlaps: Vec::new(),
         }

@@ -31,7 +31,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         EventBody::RunStarted(_) => run_events::apply_started(state, event),
         EventBody::RunSuspended(suspended) => run_events::apply_suspended(state, event, suspended),
         EventBody::RunResumed(_) => run_events::apply_resumed(state, event),
-        EventBody::RunFinished(_) => run_events::apply_finished(state, event),
+        EventBody::RunFinished(finished) => run_events::apply_finished(state, event, finished),
         EventBody::RunCancelRequested(request) => run_events::apply_cancel_requested(state, event, request),
         EventBody::RunKillRequested(_) => run_events::apply_kill_requested(state, event),
         EventBody::TextDelta(delta) => run_events::apply_text_delta(state, event, delta),

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use qd_protocol::api::LastRun;
 use qd_protocol::event::{Ask, ChildResult, RunStopCause, SessionCloseMode, SessionCreated, TokenUsage};
 use qd_protocol::link::{AskResolution, UpdateNumber};
 use qd_protocol::text::BlobRef;
@@ -68,6 +69,12 @@ pub struct SessionState {
     /// When its last run ended.
     #[serde(default)]
     pub last_finished: Option<Millis>,
+    /// The run that ended last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_run: Option<LastRun>,
+    /// The beginning of the first prompt that is not blank, shown as the title if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_title: Option<String>,
     /// Messages that are not yet delivered, acknowledged or quarantined, in order of arrival. Their text is in the
     /// journal.
     #[serde(default)]
@@ -309,6 +316,8 @@ impl SessionState {
             updated_at: at.wall,
             last_uptime: at.uptime,
             last_finished: None,
+            last_run: None,
+            auto_title: None,
             mail: VecDeque::new(),
         }
     }

@@ -20,6 +20,7 @@ use super::list::{ListPage, ListQuery};
 use super::sessions::{find_session, session_view};
 use crate::daemon::Daemon;
 use crate::edge::{HttpError, Json, OptionalJson};
+use crate::worktrees::WorktreeInspection;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -30,15 +31,42 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(remove_worktree))
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct WorktreesQuery {
+    /// The most items to return, 1 to 1000. Default 1000.
+    limit: Option<usize>,
+    /// Continue after this item: the value of `Next-After`.
+    after: Option<String>,
+    /// Which worktrees changed the same lines. This takes long if there are many, so `false` leaves it out.
+    #[serde(default = "included")]
+    #[param(default = true)]
+    overlaps: bool,
+    /// The size of each worktree. This takes long if there are many files, so `false` leaves it out.
+    #[serde(default = "included")]
+    #[param(default = true)]
+    sizes: bool,
+    /// How many lines the unmerged work adds and removes.
+    #[serde(default)]
+    lines: bool,
+}
+
+fn included() -> bool {
+    true
+}
+
 /// Lists the worktrees, with their sizes and states, and which of them changed the same lines.
-#[utoipa::path(get, path = "/v1/worktrees", tag = "worktrees", params(ListQuery),
+#[utoipa::path(get, path = "/v1/worktrees", tag = "worktrees", params(WorktreesQuery),
     responses((status = 200, description = "A page of worktrees", body = [Worktree]), BadQueryResponse, GuardResponses)
 )]
 async fn list_worktrees(
     State(daemon): State<Arc<Daemon>>,
-    Query(query): Query<ListQuery>,
+    Query(query): Query<WorktreesQuery>,
 ) -> Result<ListPage<Worktree>, HttpError> {
-    let all = Box::pin(daemon.worktrees()).await?;
+    let WorktreesQuery { limit, after, overlaps, sizes, lines } = query;
+    let all = Box::pin(daemon.worktrees(WorktreeInspection { sizes, overlaps, lines })).await?;
+    let query = ListQuery { limit, after };
     Ok(ListPage::from_complete(all, &query, |worktree| worktree.session_id.as_str())?)
 }
 

@@ -7,27 +7,35 @@ use std::sync::Arc;
 use qd_core::rows::SessionDoc;
 use qd_protocol::api::Session;
 use qd_protocol::limits::OVERLAP_WORKTREES_MAX;
-use qd_protocol::worktree::{Overlap, Worktree, WorktreeStatus};
+use qd_protocol::worktree::{DiffFile, Overlap, Worktree, WorktreeStatus};
 use qd_protocol::{ApiError, SessionId};
 use qd_worktree::{GitWorktree, StopFlag, overlap, remove, summary};
 
 use super::{BRANCH_PREFIX, worktree_refused};
 use crate::daemon::{Daemon, read_failed};
 
+/// What to find out about worktrees besides their states. Each of these takes long where there are many files or many
+/// worktrees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WorktreeInspection {
+    /// Their sizes on disk.
+    pub(crate) sizes: bool,
+    /// Which of them changed the same lines.
+    pub(crate) overlaps: bool,
+    /// How many lines their unmerged work adds and removes.
+    pub(crate) lines: bool,
+}
+
 impl Daemon {
     /// All worktrees, by session id.
-    pub(crate) async fn worktrees(self: &Arc<Self>) -> Result<Vec<Worktree>, ApiError> {
-        self.inspect_all_worktrees(true).await
-    }
-
-    async fn inspect_all_worktrees(&self, sizes: bool) -> Result<Vec<Worktree>, ApiError> {
+    pub(crate) async fn worktrees(&self, inspection: WorktreeInspection) -> Result<Vec<Worktree>, ApiError> {
         let root = self.home.worktrees();
         let names = self.run_blocking(StopFlag::default(), move |_| session_worktrees(&root)).await?;
         let mut known: Vec<(SessionId, Option<Session>, PathBuf)> = Vec::with_capacity(names.len());
         for (id, path) in names {
             known.push((id.clone(), self.session_of_worktree(&id).await?, path));
         }
-        self.run_blocking(StopFlag::default(), move |stop| inspect_worktrees(known, sizes, stop)).await?
+        self.run_blocking(StopFlag::default(), move |stop| inspect_worktrees(known, inspection, stop)).await?
     }
 
     /// The session that a worktree was made for, unless it was purged.
@@ -39,7 +47,8 @@ impl Daemon {
 
     /// Other worktrees that changed the same lines as this session's.
     pub(super) async fn overlaps_of(self: &Arc<Self>, id: &SessionId) -> Result<Vec<Overlap>, ApiError> {
-        let all = self.inspect_all_worktrees(false).await?;
+        let inspection = WorktreeInspection { sizes: false, overlaps: true, lines: false };
+        let all = self.worktrees(inspection).await?;
         let own = all.into_iter().find(|worktree| worktree.session_id == *id);
         Ok(own.map(|worktree| worktree.overlaps).unwrap_or_default())
     }
@@ -65,7 +74,7 @@ fn session_worktrees(root: &Path) -> Vec<(SessionId, PathBuf)> {
 
 fn inspect_worktrees(
     known: Vec<(SessionId, Option<Session>, PathBuf)>,
-    sizes: bool,
+    inspection: WorktreeInspection,
     stop: &StopFlag,
 ) -> Result<Vec<Worktree>, ApiError> {
     let mut worktrees = Vec::with_capacity(known.len());
@@ -89,7 +98,9 @@ fn inspect_worktrees(
             state: WorktreeStatus::Unknown,
             changed_files: 0,
             ahead: 0,
-            size_bytes: if sizes { summary::disk_usage(&path) } else { 0 },
+            added: None,
+            removed: None,
+            size_bytes: if inspection.sizes { summary::disk_usage(&path) } else { 0 },
             overlaps: Vec::new(),
             session_id: id,
         };
@@ -100,33 +111,50 @@ fn inspect_worktrees(
                 (worktree.state, worktree.changed_files, worktree.ahead) =
                     (summary.state, summary.changed_files, summary.ahead);
             }
-            if matches!(worktree.state, WorktreeStatus::Dirty | WorktreeStatus::Ahead) {
+            let is_changed = matches!(worktree.state, WorktreeStatus::Dirty | WorktreeStatus::Ahead);
+            if inspection.lines && is_changed {
+                (worktree.added, worktree.removed) = count_changed_lines(&tree).unzip();
+            }
+            if inspection.overlaps && is_changed {
                 changed.entry(tree.common_dir.clone()).or_default().push((worktrees.len(), tree));
             }
         }
         worktrees.push(worktree);
     }
     for (repository, trees) in changed {
-        let (indexes, mut trees): (Vec<usize>, Vec<GitWorktree>) = trees.into_iter().unzip();
-        if trees.len() > OVERLAP_WORKTREES_MAX {
-            // The comparison is limited to this many worktrees; the first ones by session id are left out.
-            trees.drain(..trees.len() - OVERLAP_WORKTREES_MAX);
-        }
-        let indexes = &indexes[indexes.len() - trees.len()..];
-        match overlap::find_overlaps(&trees) {
-            Ok(pairs) => {
-                for (first, second, files) in pairs {
-                    for (own, theirs) in [(first, second), (second, first)] {
-                        let session_id = worktrees[indexes[theirs]].session_id.clone();
-                        worktrees[indexes[own]].overlaps.push(Overlap { session_id, files: files.clone() });
-                    }
-                }
-            }
-            // A worktree may have been removed or moved meanwhile; that is no reason to list none.
-            Err(error) => {
-                tracing::warn!(repository = %repository.display(), %error, "could not compare worktrees");
-            }
-        }
+        add_overlaps(&mut worktrees, &repository, trees);
     }
     Ok(worktrees)
+}
+
+/// How many lines the unmerged work adds and removes. `None` if git cannot say, for example because the worktree was
+/// removed meanwhile.
+fn count_changed_lines(tree: &GitWorktree) -> Option<(u64, u64)> {
+    let diff = tree.diff(false).ok()?;
+    let sum = |lines: fn(&DiffFile) -> Option<u64>| diff.files.iter().filter_map(lines).sum();
+    Some((sum(|file| file.added), sum(|file| file.removed)))
+}
+
+/// Compares the changed worktrees of one repository, which are given with their places in `worktrees`.
+fn add_overlaps(worktrees: &mut [Worktree], repository: &Path, trees: Vec<(usize, GitWorktree)>) {
+    let (indexes, mut trees): (Vec<usize>, Vec<GitWorktree>) = trees.into_iter().unzip();
+    if trees.len() > OVERLAP_WORKTREES_MAX {
+        // The comparison is limited to this many worktrees; the first ones by session id are left out.
+        trees.drain(..trees.len() - OVERLAP_WORKTREES_MAX);
+    }
+    let indexes = &indexes[indexes.len() - trees.len()..];
+    match overlap::find_overlaps(&trees) {
+        Ok(pairs) => {
+            for (first, second, files) in pairs {
+                for (own, theirs) in [(first, second), (second, first)] {
+                    let session_id = worktrees[indexes[theirs]].session_id.clone();
+                    worktrees[indexes[own]].overlaps.push(Overlap { session_id, files: files.clone() });
+                }
+            }
+        }
+        // A worktree may have been removed or moved meanwhile; that is no reason to list none.
+        Err(error) => {
+            tracing::warn!(repository = %repository.display(), %error, "could not compare worktrees");
+        }
+    }
 }

@@ -7,6 +7,8 @@
 mod list;
 mod operations;
 
+pub(crate) use self::list::WorktreeInspection;
+
 use std::path::{Path, PathBuf};
 
 use qd_catalog::project::{ProjectFileStatus, WorktreeSettings};

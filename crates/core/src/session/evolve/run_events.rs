@@ -1,10 +1,11 @@
 //! Runs: from their acceptance to their end, and what the agent reports of a turn.
 
+use qd_protocol::api::LastRun;
 use qd_protocol::event::{
-    MessageDelta, QueueReason, RunAccepted, RunCancelRequested, RunQueued, RunStopCause, RunSuspended,
-    UsageReported,
+    MessageDelta, QueueReason, RunAccepted, RunCancelRequested, RunFinished, RunQueued, RunStopCause,
+    RunSuspended, UsageReported,
 };
-use qd_protocol::limits::INLINE_MAX;
+use qd_protocol::limits::{AUTO_TITLE_CHARS_MAX, INLINE_MAX};
 
 use super::mail_events::set_delivery;
 use super::{execution_of_event, first_run_of_event, update_waiting_time};
@@ -33,6 +34,21 @@ pub(super) fn apply_accepted(state: &mut SessionState, event: &SessionEvent, acc
         set_delivery(state, mail, MailDeliveryState::Run(id.clone()));
     }
     state.runs.insert(at, run);
+    if state.auto_title.is_none() && state.settings.title.is_none() {
+        state.auto_title = title_from_prompt(&accepted.prompt);
+    }
+}
+
+/// The beginning of the first line that is not blank, without control characters. `None` if all lines are blank.
+fn title_from_prompt(prompt: &str) -> Option<String> {
+    let printable = |line: &str| -> String {
+        let text: String =
+            line.chars().map(|c| if c == '\t' { ' ' } else { c }).filter(|c| !c.is_control()).collect();
+        text.trim().to_owned()
+    };
+    let line = prompt.lines().map(printable).find(|line| !line.is_empty())?;
+    let end = line.char_indices().nth(AUTO_TITLE_CHARS_MAX).map_or(line.len(), |(at, _)| at);
+    Some(line[..end].trim_end().to_owned())
 }
 
 pub(super) fn apply_queued(state: &mut SessionState, event: &SessionEvent, queued: &RunQueued) {
@@ -87,9 +103,14 @@ pub(super) fn apply_resumed(state: &mut SessionState, event: &SessionEvent) {
     update_waiting_time(state, event);
 }
 
-pub(super) fn apply_finished(state: &mut SessionState, event: &SessionEvent) {
+pub(super) fn apply_finished(state: &mut SessionState, event: &SessionEvent, finished: &RunFinished) {
     let run = event.run.as_ref();
     state.last_finished = Some(event.ts.wall);
+    state.last_run = run.map(|id| LastRun {
+        id: id.clone(),
+        finish_reason: finished.finish_reason,
+        finished_at: event.ts.wall,
+    });
     state.runs.retain(|unfinished| Some(&unfinished.id) != run);
     state.asks.retain(|_, entry| entry.run() != run);
 }
