@@ -88,10 +88,16 @@ fn streamed_text_of_one_run_does_not_hide_the_result_of_the_next() {
 }
 
 #[test]
-fn data_stays_exact_while_asides_come_between() {
+fn data_stays_exact_while_asides_come_between_and_a_tool_ends_a_message() {
     let tool = event("tool.started", json!({"call_id": "c", "name": "Bash", "input": {"command": "ls"}}));
-    let (answer, aside) = shown(false, &[delta("a"), tool, delta("b"), finished("end_turn", "")]);
-    assert_eq!((answer.as_str(), aside.as_str()), ("ab\n", "tool Bash: ls\n"));
+    let notice = event("notice.shown", json!({"text": "hm"}));
+    let (answer, aside) = shown(false, &[delta("a"), notice, delta("b"), finished("end_turn", "")]);
+    assert_eq!((answer.as_str(), aside.as_str()), ("ab\n", "hm\n"));
+    let events =
+        [delta("I look."), tool.clone(), delta("Fixed.\n"), tool, delta("Done."), finished("end_turn", "")];
+    let (answer, aside) = shown(false, &events);
+    assert_eq!(answer, "I look.\nFixed.\nDone.\n");
+    assert_eq!(aside, "tool Bash: ls\ntool Bash: ls\n");
 }
 
 #[test]
