@@ -327,7 +327,7 @@ fn risk_colour(risk: Risk) -> CellColour {
 }
 
 fn push_heading(out: &mut String, name: String, count: usize, remark: &str) {
-    out.push_str(&format!("{name} ({count}) {remark}").trim_end());
+    out.push_str(format!("{name} ({count}) {remark}").trim_end());
     out.push('\n');
 }
 
