@@ -15,7 +15,7 @@ use qd_protocol::error::ErrorBody;
 use qd_protocol::event::EmptyEventData;
 use qd_protocol::fleet::{Fleet, FleetSpec};
 use qd_protocol::{ApiError, ErrorCode, FleetId, WorkspaceId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -85,14 +85,14 @@ async fn start_fleet(
 }
 
 /// A fleet that could be started.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 struct FleetCheck {
     /// The names of its sessions.
     sessions: Vec<String>,
 }
 
 /// Checks a fleet as if it were started: its file, its agents and their settings, and the branch of its worktrees.
-#[utoipa::path(post, path = "/v1/workspaces/{w}/fleets/check", tag = "fleets", params(WorkspacePath),
+#[utoipa::path(post, path = "/v1/workspaces/{w}/fleets/check", tag = "fleets", params(WorkspacePath, IdempotencyKeyHeader),
     request_body(content(("application/yaml"), (NewFleet = "application/json"))),
     responses(
         (status = 200, description = "It could be started", body = FleetCheck),
@@ -104,12 +104,16 @@ struct FleetCheck {
 async fn check_fleet(
     State(daemon): State<Arc<Daemon>>,
     PathIds(workspace): PathIds<WorkspaceId>,
-    FleetRequest(new): FleetRequest,
+    KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
 ) -> Result<Json<FleetCheck>, HttpError> {
     let entry = daemon.workspaces.get(&workspace)?;
     let (text, spec) = read_spec(&new)?;
-    Box::pin(daemon.check_fleet(&entry, &spec, &new.env)).await.map_err(|error| locate(&text, error))?;
-    Ok(Json(FleetCheck { sessions: spec.sessions.into_keys().collect() }))
+    let check = |_| async {
+        Box::pin(daemon.check_fleet(&entry, &spec, &new.env)).await.map_err(|error| locate(&text, error))?;
+        let sessions = spec.sessions.into_keys().collect();
+        Ok((FleetCheck { sessions }, ResponseRecording::NotWritten))
+    };
+    Ok(Json(run_once(&daemon, key, check).await?))
 }
 
 /// The text of a fleet, and what it declares.
