@@ -41,6 +41,8 @@ pub const RESERVE_BYTES: u64 = 16 << 20;
 pub const PAGE_MAX: usize = 1000;
 /// A title, or the name of a model, workspace or worker token.
 pub const TITLE_MAX: usize = 200;
+/// Conversations of one agent that `qd adopt` reads, the newest first.
+pub const CONVERSATIONS_MAX: usize = 1000;
 /// Rules in one policy.
 pub const RULES_MAX: usize = 1000;
 /// Variables in a session's `env`.
