@@ -7,7 +7,7 @@ mod run;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
+pub(crate) use self::run::{AdoptArgs, OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
@@ -57,6 +57,15 @@ pub(crate) enum CliVerb {
 
 Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without waiting.")]
     Run(RunArgs),
+    /// List conversations begun in an agent's own program, or continue one as a session
+    #[command(after_help = "Examples:
+  qd adopt                              list the conversations of this directory
+  qd adopt --all --agent codex          list Codex's conversations of all directories
+  qd adopt fb006d6f                     make a session of one, which the next prompt continues
+
+Leave the agent's own program before you continue its conversation here: two programs must not write to it at once.
+The session's log begins with its first prompt here; the agent remembers what was said before.")]
+    Adopt(AdoptArgs),
     /// List sessions, or fleets with --fleet
     #[command(after_help = "Examples:
   qd ps
