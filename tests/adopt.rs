@@ -31,7 +31,7 @@ impl AdoptableConversation {
         let session = daemon.session_with(settings).await;
         assert_eq!(session.run_script(&[say("the first answer")]).await["text"], "the first answer");
         let id = session.show().await["agent_session_id"].as_str().unwrap().to_owned();
-        daemon.qd(&["rm", "--purge", &session.id]).await.ok();
+        close(&session).await;
         let found = Self { daemon, id, workspace: session.workspace };
         found.write(&found.id, &found.daemon.home.project_dir(), "Fix the login page");
         found
@@ -56,6 +56,12 @@ impl AdoptableConversation {
         let workspace = self.workspace.clone();
         TestSession { client: self.daemon.client(), workspace, id: id.to_owned() }
     }
+}
+
+/// Closes a session and waits until it is closed and its agent gone.
+pub(crate) async fn close(session: &TestSession) {
+    session.close().await;
+    session.wait_for_event("the close", |event| event.kind == "session.closed").await;
 }
 
 #[tokio::test]
@@ -90,7 +96,7 @@ async fn a_conversation_is_adopted_once_and_again_after_its_session_was_closed()
     let refused = found.daemon.qd(&["adopt", &found.id]).await;
     assert!(refused.stderr.contains(&format!("qd run --session {first}")), "{refused:?}");
     refused.expect_exit(1);
-    found.daemon.qd(&["rm", &first]).await.ok();
+    close(&found.session(&first)).await;
     let second = found.daemon.qd(&["--json", "adopt", &found.id]).await.json();
     assert_ne!(second["id"], first.as_str());
     assert_eq!(second["agent_session_id"], found.id.as_str());

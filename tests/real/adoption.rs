@@ -5,6 +5,7 @@ use qd_testkit::{RealAgent, TestCommand, TestCommandOutput, TestSession};
 use serde_json::json;
 
 use super::{RealAgentTest, agent, assert_ended, say};
+use crate::adopt::close;
 
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
@@ -26,7 +27,7 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_eq!(entry["agent"], agent(cli), "{entry:#}");
     assert!(entry["title"].is_string() && entry["size"].as_u64().unwrap() > 0, "{entry:#}");
     assert!(qd(&["adopt", &conversation]).await.expect_exit(1).is_empty());
-    test.daemon.qd(&["rm", "--purge", &first.id]).await.ok();
+    close(&first).await;
 
     let id = qd(&["adopt", &conversation[..conversation.len() - 4]]).await.ok().trim().to_owned();
     let second = TestSession { id, ..first };

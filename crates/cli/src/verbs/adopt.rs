@@ -48,10 +48,12 @@ pub(crate) async fn adopt(context: &VerbContext, flags: &AdoptArgs) -> Result<Cl
     let conversation = choose_conversation(found, id)?;
     if let Some(session) = session_of(&sessions, &conversation) {
         let (agent, id) = (&conversation.agent, &session.id);
-        return Err(anyhow!(
-            "this conversation of {agent} is session {id} already; continue it with `qd run --session {id} PROMPT`"
-        )
-        .into());
+        let next = match session.closing {
+            // Its agent may still write to the conversation.
+            true => "it is closing; try again when it is closed".to_owned(),
+            false => format!("continue it with `qd run --session {id} PROMPT`"),
+        };
+        return Err(anyhow!("this conversation of {agent} is session {id} already; {next}").into());
     }
     let session = create_session(&client, conversation).await?;
     if context.out.json {
@@ -253,7 +255,8 @@ mod tests {
             "policy": "ask", "queued": 0, "usage": {"input_tokens": 0, "output_tokens": 0, "cost_usd": 0.0},
             "agent_session_id": agent_session_id, "worktree": null, "budget_usd": null, "max_turns": null,
             "run_timeout_s": null, "cancel_grace_s": null, "restarts": null, "restart_window_s": null,
-            "env": [], "closing": false, "created_at": 0, "updated_at": 0,
+            "env": [], "closing": false, "created_at": "2026-09-01T10:00:00.000Z",
+            "updated_at": "2026-09-01T10:00:00.000Z",
         }))
         .unwrap()
     }
