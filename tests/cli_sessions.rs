@@ -155,8 +155,8 @@ async fn ps_filters_and_prints_ids_alone() {
     let one = daemon.session_with(json!({ "agent": "script", "title": "Fix the parser" })).await;
     let two = daemon.session_with(json!({ "agent": "echo", "title": "docs" })).await;
     let ids = |output: String| output.lines().map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(ids(daemon.qd(&["ps", "-q", "--filter", "agent=echo"]).await.ok()), [two.id.clone()]);
-    assert_eq!(ids(daemon.qd(&["ps", "-q", "--filter", "title=PARSER"]).await.ok()), [one.id.clone()]);
+    assert_eq!(ids(daemon.qd(&["ps", "-q", "--filter", "agent=echo"]).await.ok()), [two.id.as_str()]);
+    assert_eq!(ids(daemon.qd(&["ps", "-q", "--filter", "title=PARSER"]).await.ok()), [one.id.as_str()]);
     let both = ["ps", "-q", "--filter", "agent=echo", "--filter", "state=running"];
     assert_eq!(daemon.qd(&both).await.ok(), "");
     assert_eq!(daemon.qd(&["--json", "ps", "--filter", "agent=echo"]).await.json()[0]["id"], two.id);

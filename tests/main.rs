@@ -7,6 +7,7 @@
 )]
 
 mod a2a;
+mod adopt;
 mod ask_policies;
 mod asks;
 mod asks_cli;

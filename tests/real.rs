@@ -4,6 +4,7 @@
 //!
 //! A cancel counts only if the model's stream was dropped, or the model was never called.
 
+mod adoption;
 mod cancels;
 mod continuity;
 mod conversations;
@@ -65,6 +66,24 @@ agents! {
     codex_acp: CodexAcp,
     opencode: Opencode,
     qwen: Qwen,
+}
+
+/// Generates a test for every agent whose conversations can be adopted.
+macro_rules! adoptable_agents {
+    ($($name:ident: $cli:ident),* $(,)?) => {$(
+        #[tokio::test]
+        async fn $name() {
+            adoption::scene(RealAgent::$cli).await;
+        }
+    )*};
+}
+
+adoptable_agents! {
+    claude_goes_on_with_an_adopted_conversation: Claude,
+    codex_goes_on_with_an_adopted_conversation: Codex,
+    gemini_goes_on_with_an_adopted_conversation: Gemini,
+    copilot_goes_on_with_an_adopted_conversation: Copilot,
+    qwen_goes_on_with_an_adopted_conversation: Qwen,
 }
 
 #[tokio::test]

@@ -7,11 +7,14 @@
 //! - `manifest_reader`: one manifest, from text to a validated type.
 //! - `agent_name`: agents that are described by their name alone, such as `acp:CMD`; `peer_address`: addresses of
 //!   third-party workers.
+//! - [`conversations`]: the conversations that agents have on disk.
 //! - [`programs`]: where a program is, and which version it has.
 //! - [`project`]: what a project wants done in the worktrees of its sessions.
 //! - [`trust`]: a project's files take effect only after the user has trusted them.
 
 mod agent_name;
+mod conversation_files;
+pub mod conversations;
 mod manifest_reader;
 mod peer_address;
 pub mod programs;
@@ -24,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use qd_protocol::api;
-use qd_protocol::manifest::{DriverKind, Manifest, ResumeMethod};
+use qd_protocol::manifest::Manifest;
 use toml::Table;
 
 pub use agent_name::{
@@ -241,8 +244,7 @@ pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::Pro
         program: found.map(|program| program.display().to_string()),
         command: programs::searched_name(manifest),
         steers: manifest.can_steer(),
-        resumes: manifest.resume.by == ResumeMethod::Driver
-            && !matches!(driver, DriverKind::Exec | DriverKind::Pty | DriverKind::Worker),
+        resumes: manifest.can_resume(),
         approvals: capabilities.approvals,
         questions: capabilities.ask_user.any(),
         cost: match (manifest.cost.metered, manifest.cost.tokens) {
@@ -287,6 +289,7 @@ pub fn select_variables(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use qd_protocol::manifest::DriverKind;
 
     fn write(folder: &Path, name: &str, text: &str) {
         std::fs::create_dir_all(folder).unwrap();

@@ -40,6 +40,11 @@ pub enum ManifestError {
     },
     #[error(transparent)]
     BadAddress(#[from] PeerAddressError),
+    /// The pattern for the files of conversations could lead out of the agent's folder, or there is no folder.
+    #[error(
+        "`files` under `[conversations]` needs `roots` and must be a path below them, without `.` and `..`"
+    )]
+    BadConversationFiles,
     /// A pattern is not a regular expression that runs in bounded time.
     #[error("the pattern `{pattern}` of `{key}` cannot be used: {why}")]
     BadPattern { key: &'static str, pattern: String, why: String },
@@ -139,6 +144,13 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
         DriverKind::Pty if offers_grpc && manifest.agent.driver.is_none() => return Err(ManifestError::Grpc),
         _ if manifest.command().is_empty() => return Err(ManifestError::NothingToStart),
         _ => {}
+    }
+    let conversations = &manifest.conversations;
+    let is_step_out = |part: &str| matches!(part, "" | "." | "..");
+    if !conversations.files.is_empty()
+        && (conversations.roots.is_empty() || conversations.files.split('/').any(is_step_out))
+    {
+        return Err(ManifestError::BadConversationFiles);
     }
     let parse = &manifest.parse;
     let lists = [
@@ -262,6 +274,10 @@ mod tests {
             (
                 "[agent]\nname = 'a'\nbinary = 'a'\n[parse]\nidle = ['(?<=x)y']",
                 "the pattern `(?<=x)y` of `parse.idle`",
+            ),
+            (
+                "[agent]\nname = 'a'\nbinary = 'a'\n[conversations]\nroots = ['~']\nfiles = '../*.jsonl'",
+                "without `.` and `..`",
             ),
             ("[agent", "line 1"),
         ] {

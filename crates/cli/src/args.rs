@@ -5,14 +5,12 @@ use std::path::PathBuf;
 
 mod reports;
 mod run;
-mod status;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use qd_protocol::policy::Risk;
 
-pub(crate) use self::reports::{CostArgs, LogsArgs, SearchArgs};
-pub(crate) use self::run::{OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
-pub(crate) use self::status::{SinceTime, StatusArgs};
+pub(crate) use self::reports::{CostArgs, LogsArgs, SearchArgs, StatusArgs};
+pub(crate) use self::run::{AdoptArgs, OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
@@ -72,6 +70,15 @@ Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without wa
 Each line ends with the command that comes next. Only a look at a terminal counts as your last look: output to a pipe or
 a file, --json and --since leave it unchanged. The first look shows the last 24 hours.")]
     Status(StatusArgs),
+    /// List conversations begun in an agent's own program, or continue one as a session
+    #[command(after_help = "Examples:
+  qd adopt                              list the conversations of this directory
+  qd adopt --all --agent codex          list Codex's conversations of all directories
+  qd adopt fb006d6f                     make a session of one, which the next prompt continues
+
+Leave the agent's own program before you continue its conversation here: two programs must not write to it at once.
+The session's log begins with its first prompt here; the agent remembers what was said before.")]
+    Adopt(AdoptArgs),
     /// List sessions, or fleets with --fleet
     #[command(after_help = "Examples:
   qd ps

@@ -1,6 +1,7 @@
 //! One file per verb or small family of verbs. A verb calls the daemon through `client.rs`, prints through `output.rs`
 //! and returns an exit code. Verbs do not call each other.
 
+mod adopt;
 mod agents;
 mod answer;
 mod ask_feed;
@@ -78,6 +79,7 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
     match verb {
         CliVerb::Run(flags) => run::run(context, flags).await,
         CliVerb::Status(flags) => status::status(context, &flags).await,
+        CliVerb::Adopt(flags) => adopt::adopt(context, &flags).await,
         CliVerb::Ps { all, fleet: None, tree: true, .. } => tree::tree(context, all).await,
         CliVerb::Ps { all, fleet: None, tree: false, quiet, filter } => {
             ps::ps(context, all, quiet, &filter).await

@@ -13,6 +13,7 @@ use qd_journal::{
 };
 use qd_protocol::api::{NewSession, Session, SessionPatch};
 use qd_protocol::event::{EventBody, FleetMembership, SessionCreated, SessionLimits};
+use qd_protocol::ids::is_agent_session_id;
 use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTARTS_MAX, TITLE_MAX};
 use qd_protocol::manifest::DriverKind;
 use qd_protocol::policy::Policy;
@@ -128,6 +129,7 @@ impl Daemon {
         check_texts(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
         let policy = new.policy.unwrap_or_else(|| self.default_policy.clone());
         check_policy(&policy)?;
+        new.agent_session_id.as_deref().map_or(Ok(()), check_agent_session_id)?;
         let id = SessionId::from_random(&random::bytes::<16>());
         let worktree = layout.filter(|_| new.worktree == Some(true)).map(|layout| layout.worktree(&id));
         let directory = match &worktree {
@@ -150,6 +152,7 @@ impl Daemon {
             mcp: new.mcp,
             env: new.env.into_keys().collect(),
             mail: new.mail.unwrap_or_default(),
+            agent_session_id: new.agent_session_id,
         };
         let session =
             SessionAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
@@ -229,6 +232,18 @@ impl Daemon {
                     format!("{} does not support `{setting}`; leave it out", agent.name),
                 );
             }
+        }
+        if new.agent_session_id.is_some() && !agent.resumes {
+            let message = format!(
+                "{} cannot resume a conversation; leave `agent_session_id` out or choose another agent",
+                agent.name
+            );
+            return unsupported("agent_session_id", message);
+        }
+        if new.agent_session_id.is_some() && new.worktree == Some(true) {
+            let message = "a conversation continues in the directory in which it began; leave `worktree` out"
+                .to_owned();
+            return unsupported("worktree", message);
         }
         // An agent that works elsewhere has no use for a directory here.
         let elsewhere = !self.workers.is_local(&new.agent) || agent.driver == DriverKind::A2a.name();
@@ -336,6 +351,16 @@ fn check_texts(
         return Err(invalid_value(format!("`system_prompt` must be at most {} bytes", INLINE_MAX / 2)));
     }
     Ok(())
+}
+
+/// Checks an agent's own id of a conversation.
+fn check_agent_session_id(id: &str) -> Result<(), ApiError> {
+    match is_agent_session_id(id) {
+        true => Ok(()),
+        false => Err(invalid_value(
+            "`agent_session_id` must have 1 to 128 characters from A-Za-z0-9_.:- and start with a letter or digit",
+        )),
+    }
 }
 
 /// Checks that a policy is valid and fits into an event.

@@ -123,6 +123,10 @@ pub struct NewSession {
     /// How mail without its own `deliver` reaches the session. Defaults to `prompt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailDelivery>,
+    /// The agent's own id of a conversation that was begun outside Quarterdeck. The first prompt continues it. Only for
+    /// an agent that resumes conversations, and without `worktree`, because a conversation stays in its directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_session_id: Option<String>,
 }
 
 /// Body of `PATCH /v1/workspaces/{w}/sessions/{s}`. A limit that is `null` is removed; an absent field does not change.

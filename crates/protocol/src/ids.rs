@@ -30,6 +30,12 @@ pub const ID_MAX: usize = 128;
 #[error("an id has 1 to 128 characters from A-Za-z0-9_.:- and starts with a letter or digit")]
 pub struct IdParseError;
 
+/// Whether a client may name an agent's conversation by this id. The id may become an argument of the agent's program or
+/// part of a path, so it must not look like a flag and has no slash.
+pub fn is_agent_session_id(text: &str) -> bool {
+    is_valid_id(text)
+}
+
 fn is_valid_id(text: &str) -> bool {
     text.len() <= ID_MAX
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())

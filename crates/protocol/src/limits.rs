@@ -44,6 +44,8 @@ pub const PAGE_MAX: usize = 1000;
 pub const TITLE_MAX: usize = 200;
 /// Characters of a first prompt that stand for the title of a session without one.
 pub const AUTO_TITLE_CHARS_MAX: usize = 80;
+/// Conversations of one agent that `qd adopt` reads, the newest first.
+pub const CONVERSATIONS_MAX: usize = 1000;
 /// Rules in one policy.
 pub const RULES_MAX: usize = 1000;
 /// Variables in a session's `env`.

@@ -1,4 +1,4 @@
-//! The flags of verbs that look back: `logs`, `search` and `cost`.
+//! The flags of verbs that look back: `status`, `logs`, `search` and `cost`.
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -7,6 +7,14 @@ use qd_protocol::limits::PAGE_MAX;
 use qd_protocol::usage_report::UsageGrouping;
 
 use crate::past_time::parse_since;
+
+/// `qd status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Show what finished from this time on, instead of since your last look: 30m, 8h, 2d, today or 2026-11-01T18:00
+    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    pub(crate) since: Option<Millis>,
+}
 
 /// `qd logs`.
 #[derive(Debug, Args)]

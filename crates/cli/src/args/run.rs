@@ -1,4 +1,4 @@
-//! The flags of verbs that start or change a session: `run`, `send`, `set` and `queue`.
+//! The flags of verbs that start or change a session: `run`, `adopt`, `send`, `set` and `queue`.
 
 use std::path::PathBuf;
 
@@ -56,6 +56,22 @@ pub(crate) struct RunArgs {
     pub(crate) timeout: Option<f64>,
     /// The prompt; `-` reads it from stdin. Put `--` before one that begins with a dash
     pub(crate) prompt: String,
+}
+
+/// `qd adopt`.
+#[derive(Debug, Args)]
+pub(crate) struct AdoptArgs {
+    /// Id of the conversation to continue, or its first characters; without one, conversations are listed
+    pub(crate) id: Option<String>,
+    /// Only conversations of this agent
+    #[arg(long, short, value_name = "AGENT")]
+    pub(crate) agent: Option<String>,
+    /// Project directory [default: the current directory]
+    #[arg(short = 'C', value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// List the conversations of all directories
+    #[arg(long, conflicts_with_all = ["id", "dir"])]
+    pub(crate) all: bool,
 }
 
 /// What `qd run` does when its agent opens an ask.

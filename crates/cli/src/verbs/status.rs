@@ -11,7 +11,7 @@ use qd_protocol::fleet::Fleet;
 use super::VerbContext;
 use super::answer::PENDING_PATH;
 use super::unmerged_work::fetch_unmerged_work;
-use crate::args::{SinceTime, StatusArgs};
+use crate::args::StatusArgs;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, Result};
 use crate::render::session_cells::UnmergedWork;
@@ -52,12 +52,9 @@ fn overlap_start(looked_at: Millis) -> Millis {
     Millis(looked_at.0.saturating_sub(LOOK_OVERLAP_MS))
 }
 
-fn report_period(flag: Option<SinceTime>, last: Option<LastLook>, now: Millis) -> ReportPeriod {
+fn report_period(flag: Option<Millis>, last: Option<LastLook>, now: Millis) -> ReportPeriod {
     let (since, description) = match (flag, &last) {
-        (Some(flag), _) => {
-            let since = flag.resolve(now);
-            (since, format!("in the last {}", text::format_age(since, now)))
-        }
+        (Some(since), _) => (since, format!("in the last {}", text::format_age(since, now))),
         (None, Some(last)) => {
             let age = text::format_age(last.looked_at, now);
             (last.looked_at, format!("since your last look, {age} ago"))
@@ -111,7 +108,7 @@ mod tests {
         assert_eq!((next.since, next.after), (Millis(996_400_000), Millis(996_340_000)));
         assert_eq!(next.seen, HashSet::from(["run_1".to_owned()]));
         assert_eq!(next.description, "since your last look, 1h00m ago");
-        let asked = report_period(Some(SinceTime::Ago(60_000)), Some(last), NOW);
+        let asked = report_period(Some(Millis(NOW.0 - 60_000)), Some(last), NOW);
         assert_eq!((asked.since, asked.seen.len()), (Millis(999_940_000), 0));
         assert_eq!(asked.description, "in the last 1m");
     }

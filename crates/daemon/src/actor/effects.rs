@@ -140,12 +140,14 @@ impl SessionActor {
         self.idle_timeout = self.agent_idle_timeout();
         let settings = &self.state.settings;
         let id = self.state.id.clone();
+        // A conversation from elsewhere may have been used until the moment in which the session was created.
+        let adopted_at = settings.agent_session_id.is_some().then_some(self.state.created_at);
         let spec = AgentSpec {
             model: settings.model.clone(),
             system_prompt: settings.system_prompt.clone(),
             env,
             agent_session_id: self.state.agent_session_id.clone(),
-            last_active: self.state.last_finished,
+            last_active: self.state.last_finished.or(adopted_at),
             manifest: manifest.map(Box::new),
             after: self.state.last_update_number,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)

@@ -45,6 +45,9 @@ pub struct SessionCreated {
     /// How mail without its own `deliver` reaches the session.
     #[serde(default, skip_serializing_if = "MailDelivery::is_prompt")]
     pub mail: MailDelivery,
+    /// The agent's own id of a conversation that was begun elsewhere. The first start of the agent resumes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_session_id: Option<String>,
 }
 
 /// The git worktree of a session. It holds everything that creating the worktree needs, so a repeat after a crash
