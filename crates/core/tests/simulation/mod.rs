@@ -539,6 +539,8 @@ impl SimulatedSession {
             let effects = self.commit_step(input);
             match effects {
                 Some(effects) => {
+                    let stops = effects.iter().any(|effect| matches!(effect, SessionEffect::StopAgent));
+                    assert!(!stops || self.state.worker.is_some(), "no worker to end");
                     self.open_batch.get_or_insert_default().extend(effects);
                     if !std::mem::take(&mut self.batching) {
                         self.carry_out_all(&mut inbox);
@@ -633,6 +635,8 @@ impl SimulatedSession {
         let ended = |child| SessionInput::Command(SessionCommand::ChildEnded(child));
         match effect {
             SessionEffect::LaunchAgent { worker, new_worker } => self.worker.launch(worker, new_worker),
+            // Later in the same batch the worker turned out to be gone. The actor has no link to it any more.
+            SessionEffect::StopAgent if self.state.worker.is_none() => {}
             SessionEffect::StopAgent => self.worker.end(),
             SessionEffect::SendPrompt { .. }
             | SessionEffect::SendSteer { .. }
