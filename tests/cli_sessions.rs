@@ -257,3 +257,12 @@ async fn logs_can_begin_late_and_show_only_the_end() {
     assert!(daemon.qd(&["logs", "--since", "1h", &session.id]).await.ok().contains("one"));
     daemon.qd(&["logs", "--since", "tomorrow-ish", &session.id]).await.expect_exit(2);
 }
+
+#[tokio::test]
+async fn a_program_that_is_no_acp_agent_is_told_so() {
+    let daemon = TestDaemon::start().await;
+    let output = daemon.qd(&["run", "-a", "acp:cat", "hello"]).await;
+    assert!(output.stderr.contains("does not speak the Agent Client Protocol"), "{output:?}");
+    assert!(output.stderr.contains("exec:COMMAND"), "{output:?}");
+    output.expect_exit(1);
+}

@@ -110,15 +110,17 @@ where
     Ok(AcpHandshakeResult { session: new_session.session_id, capabilities, decoder, resume_failure })
 }
 
-/// Says what a refusal of the very first request means: no agent of this protocol refuses it.
+/// Says what it means if the very first request is not known: every agent of this protocol knows it. A program that
+/// repeats what it reads, like `cat`, gives us our own refusal of our own request.
 fn explain_first_refusal(error: AcpHandshakeError) -> AcpHandshakeError {
-    let AcpHandshakeError::Refused(refusal) = error else { return error };
-    let message = format!(
-        "the program does not speak the Agent Client Protocol on its standard input and output: it answered \
-         `initialize` with `{}`. Check the command, or start it as `exec:COMMAND` or `pty:COMMAND`",
-        refusal.message
-    );
-    AcpHandshakeError::Refused(Error::new(refusal.code, message))
+    match error {
+        AcpHandshakeError::Refused(refusal) if refusal.code == Error::method_not_found().code => {
+            let message = "the program does not speak the Agent Client Protocol on its standard input and output; \
+                           check the command, or start it as `exec:COMMAND` or `pty:COMMAND`";
+            AcpHandshakeError::Refused(Error::new(refusal.code, message))
+        }
+        other => other,
+    }
 }
 
 /// The settings of a session that a client may change, with their current values.

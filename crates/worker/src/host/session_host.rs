@@ -375,15 +375,26 @@ async fn wait_for_spooled_end(spool_dir: &Path) {
     }
 }
 
-/// Waits until the spool's folder is gone while no daemon is attached. An attached daemon tells us itself what it wants.
+/// Waits until the daemon has removed the spool while it is not attached. An attached daemon tells us itself what it
+/// wants. If the folder of all workers is gone as well, somebody else removed it, and the daemon finds out what became of
+/// us. Two checks must agree, because such a removal begins with the spools.
 async fn wait_for_spool_removal(spool_dir: &Path, mut state: watch::Receiver<WorkerEndpointStatus>) {
+    let is_removed = || {
+        let is_missing = |path: &Path| matches!(path.try_exists(), Ok(false));
+        // The folder of the spools goes with the last of them.
+        let workers_dir = spool_dir.ancestors().nth(2);
+        is_missing(spool_dir) && workers_dir.is_some_and(|dir| !is_missing(dir))
+    };
+    let mut was_removed = false;
     loop {
         if state.wait_for(|state| !state.attached).await.is_err() {
             return std::future::pending().await;
         }
-        if matches!(spool_dir.try_exists(), Ok(false)) {
+        let removed = is_removed();
+        if removed && was_removed {
             return;
         }
+        was_removed = removed;
         tokio::time::sleep(SPOOL_CHECK_INTERVAL).await;
     }
 }
