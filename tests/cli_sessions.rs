@@ -62,10 +62,13 @@ async fn wait_attach_and_logs_take_a_fleet() {
     };
     let run = a.runs().await[0]["id"].as_str().unwrap().to_owned();
     a.wait_for_run_event(&run, "text.delta").await;
+    let following = daemon.home.start(&["logs", "-f", "--since", "2999-01-01", &id]);
     a.steer("go").await;
     assert_eq!(waiting.wait().await.ok().trim(), format!("{id} done"));
     let shown = attached.wait().await.ok();
     assert!(shown.contains("b: done"), "{shown}");
+    let followed = following.wait().await.ok();
+    assert!(!followed.contains("from a"), "what was said before --since is not shown: {followed}");
     let logs = daemon.qd(&["logs", &id]).await.ok();
     let (first, second) = (logs.find("── a (ses_").unwrap(), logs.find("── b (ses_").unwrap());
     assert!(first < second && logs[first..second].contains("from a"), "{logs}");

@@ -59,7 +59,8 @@ pub(super) async fn log_fleet(
 ) -> Result<CliExitCode> {
     let view: Fleet = client.get(&fleet.path()).await?;
     let mut events = Vec::new();
-    let mut cursor = Seq(0);
+    // A session that is read first may say more before the last one is read.
+    let mut read_through: HashMap<SessionId, Seq> = HashMap::new();
     for member in view.sessions.values() {
         let session = ResolvedSession { workspace: fleet.workspace.clone(), id: member.session_id.clone() };
         let mut after = Seq(0);
@@ -71,33 +72,24 @@ pub(super) async fn log_fleet(
             after = next;
             events.extend(page);
         }
-        cursor = cursor.max(after);
+        read_through.insert(session.id, after);
     }
     events.retain(|arrived| since.is_none_or(|since| arrived.event.ts >= since));
     events.sort_by_key(|arrived| arrived.event.seq);
-    // A session that was read first may have said more before the last one was read.
-    let mut last_shown: HashMap<SessionId, Seq> = HashMap::new();
     let mut transcript = FleetTranscript::new(&context.out, client, &view);
     for arrived in events {
-        if let Some(session) = &arrived.event.session_id {
-            last_shown.insert(session.clone(), arrived.event.seq);
-        }
         transcript.show(arrived).await?;
     }
-    let first_unread =
-        view.sessions.values().map(|member| last_shown.get(&member.session_id).copied().unwrap_or(Seq(0)));
     if follow && !view.state.is_final() {
         let path = format!("/v1/workspaces/{}/events", fleet.workspace);
-        let mut stream = EventStream::after(client, &path, first_unread.min().unwrap_or(cursor));
+        let first_unread = read_through.values().min().copied().unwrap_or(Seq(0));
+        let mut stream = EventStream::after(client, &path, first_unread);
         loop {
             let EventStreamItem::Event(arrived) = stream.next().await? else { continue };
             let event = &arrived.event;
             let is_end = event.kind == "fleet.finished" && event.data["fleet_id"] == fleet.id.as_str();
-            let is_new = event.session_id.as_ref().is_some_and(|session| {
-                transcript.names.contains_key(session)
-                    && last_shown.get(session).is_none_or(|last| event.seq > *last)
-            });
-            if is_new {
+            let read = event.session_id.as_ref().and_then(|session| read_through.get(session));
+            if read.is_some_and(|read| event.seq > *read) {
                 transcript.show(*arrived).await?;
             }
             if is_end {
