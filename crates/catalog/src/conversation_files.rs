@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use qd_protocol::Millis;
 
-/// How many entries of folders are looked at for one agent. Bounds the work if a folder holds something else.
+/// The most folder entries that are read for one agent. Bounds the work if a folder holds other files.
 const ENTRIES_MAX: usize = 50_000;
 /// Stands for the id of the conversation in a pattern.
 const ID_PLACEHOLDER: &str = "{id}";

@@ -114,7 +114,7 @@ fn read_conversation(
     Some(AgentConversation { agent: agent.to_owned(), id, directory, title, changed_at, size })
 }
 
-/// What the lines of a file have said so far.
+/// The id, directory, prompt and titles found so far in the lines of a conversation's file.
 struct ConversationFacts<'a> {
     rules: &'a ConversationFiles,
     id: Option<String>,

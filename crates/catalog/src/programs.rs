@@ -43,7 +43,7 @@ pub fn searched_name(manifest: &Manifest) -> Option<String> {
     is_searched.then_some(name)
 }
 
-/// Where the agent's program was looked for, for people.
+/// Says in which folders the agent's program is searched, for an error message.
 pub fn searched_places(manifest: &Manifest) -> String {
     let Some(name) = searched_name(manifest) else {
         return manifest.command().into_iter().next().unwrap_or_default();
@@ -131,7 +131,7 @@ fn expand_home(place: &str) -> PathBuf {
     }
 }
 
-/// Whether this is a file that can be executed.
+/// Whether the path leads to a file that somebody may execute.
 pub fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }

@@ -3,14 +3,20 @@
 
 use std::path::PathBuf;
 
+mod machines;
 mod reports;
 mod run;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use qd_protocol::policy::Risk;
 
+pub(crate) use self::machines::{JoinArgs, ServeArgs, WorkerVerb, WorkersVerb};
 pub(crate) use self::reports::{CostArgs, LogsArgs, SearchArgs, StatusArgs};
-pub(crate) use self::run::{AdoptArgs, OnAskAction, QueueArgs, RunArgs, SendArgs, SetArgs};
+use self::run::session_condition;
+pub(crate) use self::run::{
+    AdoptArgs, OnAskAction, OnAskWhileWaiting, QueueArgs, RunArgs, SendArgs, SessionCondition, SetArgs,
+    WaitArgs,
+};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
@@ -103,8 +109,8 @@ unmerged work in its worktree.")]
         #[arg(short, long, conflicts_with_all = ["fleet", "tree"])]
         quiet: bool,
         /// Only sessions with this value of state, agent or title (part of it is enough); repeatable
-        #[arg(long, value_name = "KEY=VALUE", value_parser = session_filter, conflicts_with_all = ["fleet", "tree"])]
-        filter: Vec<SessionFilter>,
+        #[arg(long, value_name = "KEY=VALUE", value_parser = session_condition, conflicts_with_all = ["fleet", "tree"])]
+        filter: Vec<SessionCondition>,
     },
     /// Start a fleet from a file and watch it until it ends
     #[command(after_help = "Examples:
@@ -465,34 +471,6 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     },
 }
 
-/// A condition of `qd ps --filter`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SessionFilter {
-    /// The session is in this state.
-    State(String),
-    /// The session has this agent.
-    Agent(String),
-    /// The title contains this.
-    Title(String),
-}
-
-/// Parses a condition of `qd ps --filter`.
-fn session_filter(text: &str) -> Result<SessionFilter, String> {
-    let expected = "expected state=STATE, agent=NAME or title=TEXT";
-    let (key, value) = text.split_once('=').ok_or(expected)?;
-    match key {
-        "state" => match value {
-            "idle" | "starting" | "running" | "waiting" | "closed" => {
-                Ok(SessionFilter::State(value.to_owned()))
-            }
-            _ => Err("a state is idle, starting, running, waiting or closed".to_owned()),
-        },
-        "agent" => Ok(SessionFilter::Agent(value.to_owned())),
-        "title" => Ok(SessionFilter::Title(value.to_lowercase())),
-        _ => Err(expected.to_owned()),
-    }
-}
-
 /// `qd config`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigVerb {
@@ -579,83 +557,6 @@ pub(crate) enum MailVerb {
     },
 }
 
-/// `qd workers`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum WorkersVerb {
-    /// List the machines that have joined
-    Machines,
-    /// Create a worker token and print the command with which another machine joins
-    Token {
-        /// Name for the token; the printed command also uses it as the machine's label
-        #[arg(long, value_name = "NAME")]
-        name: Option<String>,
-    },
-    /// List worker tokens by id and name; the secrets are never shown again
-    Tokens,
-    /// Revoke a worker token and disconnect the machines that joined with it
-    Revoke {
-        /// Id of the token, its first characters, or its name
-        id: String,
-    },
-}
-
-/// `qd worker`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum WorkerVerb {
-    /// Join a daemon on another machine and run agents for it here
-    #[command(after_help = "Example:
-  qd worker join https://deck.example:7777 --token qdw_… --fingerprint AB:CD:… --label gpu
-
-Sessions whose agent is NAME@LABEL then run on this machine: in the same directory if it exists, else below --root.
-The worker reconnects when the connection breaks. Ctrl-C stops it and its agents.")]
-    Join(JoinArgs),
-}
-
-/// `qd worker join`.
-#[derive(Debug, Args)]
-pub(crate) struct JoinArgs {
-    /// Address of the daemon: https://HOST:PORT, or http:// for a daemon on this machine
-    pub(crate) url: String,
-    /// Worker token from `qd workers token`
-    #[arg(long, value_name = "TOKEN", env = "QD_WORKER_TOKEN", hide_env_values = true)]
-    pub(crate) token: String,
-    /// Label by which sessions choose this machine (AGENT@LABEL); repeatable
-    #[arg(long, value_name = "LABEL")]
-    pub(crate) label: Vec<String>,
-    /// Directory for sessions whose project directory does not exist here
-    #[arg(long, value_name = "DIR")]
-    pub(crate) root: Option<PathBuf>,
-    /// Accept only the certificate with this fingerprint, as `qd serve --tls self` prints it
-    #[arg(long, value_name = "SHA256")]
-    pub(crate) fingerprint: Option<String>,
-    /// Agent to offer; repeatable [default: all agents installed here]
-    #[arg(long, value_name = "AGENT")]
-    pub(crate) agent: Vec<String>,
-}
-
-/// `qd wait`.
-#[derive(Debug, Args)]
-pub(crate) struct WaitArgs {
-    /// Sessions, runs or fleets
-    #[arg(required = true, value_name = "ID")]
-    pub(crate) ids: Vec<String>,
-    /// Stop waiting after this many seconds, with exit code 124
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) timeout: Option<f64>,
-    /// What to do when a run waits for a person
-    #[arg(long, value_enum, value_name = "ACTION", default_value_t = OnAskWhileWaiting::Wait)]
-    pub(crate) on_ask: OnAskWhileWaiting,
-}
-
-/// What `qd wait` does when something that it waits for opens an ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnAskWhileWaiting {
-    /// Say so, and wait for the answer
-    Wait,
-    /// Say so, and exit with 1; the run stays as it is
-    Fail,
-}
-
 /// `qd up`.
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
@@ -691,29 +592,6 @@ impl From<RiskArgument> for Risk {
             RiskArgument::High => Self::High,
         }
     }
-}
-
-/// `qd serve`.
-#[derive(Debug, Args)]
-pub(crate) struct ServeArgs {
-    /// Address to listen on: unix:PATH or HOST:PORT (port 0: any free port); repeatable [default: the home's socket]
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) listen: Vec<String>,
-    /// Host name that clients may use in their Host header; repeatable
-    #[arg(long, value_name = "NAME")]
-    pub(crate) allow_host: Vec<String>,
-    /// `self`: create a self-signed certificate and print its fingerprint
-    #[arg(long, value_name = "HOW", value_parser = ["self"], conflicts_with_all = ["tls_cert", "tls_key"])]
-    pub(crate) tls: Option<String>,
-    /// TLS certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// Private key of the certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub(crate) tls_key: Option<PathBuf>,
-    /// Detach from the caller's terminal; `qd` passes this when it starts a daemon
-    #[arg(long, hide = true)]
-    pub(crate) background: bool,
 }
 
 /// Parses a duration in seconds. More than a year is rejected as a typo.

@@ -9,10 +9,7 @@ use qd_protocol::{RunId, SessionId};
 
 use crate::client::{DaemonClient, percent_encode};
 use crate::failure::{CliFailure, Result};
-use crate::render::text;
-
-/// How much of a title is shown in the list of an ambiguous reference.
-const TITLE_CHARS: usize = 40;
+use crate::render::{session_cells, text};
 
 /// A whole session, or one of its runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,7 +135,7 @@ pub(crate) async fn short_ids(
     kinds: &[ReferenceKind],
     ids: Vec<String>,
 ) -> Result<HashMap<String, String>> {
-    let kinds: Vec<&str> = kinds.iter().map(|&kind| kind_name(kind)).collect();
+    let kinds: Vec<String> = kinds.iter().map(text::wire_name).collect();
     let mut short: HashMap<String, String> = ids.iter().map(|id| (id.clone(), id.clone())).collect();
     for some in ids.chunks(SHORT_IDS_MAX) {
         let list = percent_encode(&some.join(","));
@@ -150,17 +147,6 @@ pub(crate) async fn short_ids(
         }
     }
     Ok(short)
-}
-
-/// The name of a kind, as in JSON.
-fn kind_name(kind: ReferenceKind) -> &'static str {
-    match kind {
-        ReferenceKind::Workspace => "workspace",
-        ReferenceKind::Session => "session",
-        ReferenceKind::Run => "run",
-        ReferenceKind::Ask => "ask",
-        ReferenceKind::Fleet => "fleet",
-    }
 }
 
 async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
@@ -175,27 +161,19 @@ async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind])
             client.list(&format!("/v1/sessions?open=true&ref={}", percent_encode(text))).await?;
         found = without_closed(found, &open.into_iter().map(|session| session.id.to_string()).collect());
     }
-    match choose_match(text, found, kinds) {
-        Err(CliFailure::Usage(message)) => {
-            Err(CliFailure::Usage(describe_matches(client, text, message).await))
-        }
-        chosen => chosen,
-    }
+    let is_ambiguous = found.iter().filter(|found| kinds.contains(&found.kind)).count() > 1;
+    let sessions = if is_ambiguous { describe_sessions(client, text).await } else { HashMap::new() };
+    choose_match(text, found, kinds, &sessions)
 }
 
-/// Adds agent, state and title of each session to the list of an ambiguous reference. If they cannot be read, the list
-/// stays as it is.
-async fn describe_matches(client: &DaemonClient, reference: &str, mut message: String) -> String {
+/// Agent, state and title of the sessions that match a reference, by id. Empty if they cannot be read.
+async fn describe_sessions(client: &DaemonClient, reference: &str) -> HashMap<String, String> {
     let path = format!("/v1/sessions?ref={}", percent_encode(reference));
-    for session in client.list::<Session>(&path).await.unwrap_or_default() {
-        let state = text::wire_name(&session.state);
-        let title = session.title.or(session.auto_title).unwrap_or_default();
-        let line = format!("\n    {}", session.id);
-        let described =
-            format!("{line}  {}  {state}  {}", session.agent, text::first_line(&title, TITLE_CHARS));
-        message = message.replace(&line, described.trim_end());
-    }
-    message
+    let describe = |session: Session| {
+        let (state, title) = (text::wire_name(&session.state), session_cells::shown_title(&session));
+        (session.id.to_string(), format!("{}  {state}  {title}", session.agent))
+    };
+    client.list(&path).await.unwrap_or_default().into_iter().map(describe).collect()
 }
 
 /// Drops closed sessions if an open one matches too: a closed session keeps its title, but an open one wins.
@@ -210,8 +188,13 @@ fn without_closed(found: Vec<ReferenceMatch>, open: &HashSet<String>) -> Vec<Ref
     }
 }
 
-/// Picks the only match of the right kind. Fails with a list if there are several.
-fn choose_match(text: &str, found: Vec<ReferenceMatch>, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
+/// Picks the only match of the right kind. Fails with a list if there are several, with what is known of each session.
+fn choose_match(
+    text: &str,
+    found: Vec<ReferenceMatch>,
+    kinds: &[ReferenceKind],
+    sessions: &HashMap<String, String>,
+) -> Result<ReferenceMatch> {
     let wrong_kind = found.iter().find(|found| !kinds.contains(&found.kind)).map(|found| noun(found.kind));
     let mut matches: Vec<ReferenceMatch> =
         found.into_iter().filter(|found| kinds.contains(&found.kind)).collect();
@@ -226,7 +209,11 @@ fn choose_match(text: &str, found: Vec<ReferenceMatch>, kinds: &[ReferenceKind])
             Err(CliFailure::NotFound(format!("nothing matches {text}; see `{list}`")))
         }
         _ => {
-            let list: String = matches.iter().map(|found| format!("\n    {}", found.id)).collect();
+            let line = |found: &ReferenceMatch| match sessions.get(&found.id) {
+                Some(about) => format!("\n    {}  {}", found.id, text::strip_controls(about)),
+                None => format!("\n    {}", found.id),
+            };
+            let list: String = matches.iter().map(line).collect();
             Err(CliFailure::Usage(format!("{text} is ambiguous; use more of the id:{list}")))
         }
     }
@@ -269,12 +256,17 @@ mod tests {
         }
     }
 
+    /// Nothing is known of any session.
+    fn choose(text: &str, found: Vec<ReferenceMatch>, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
+        choose_match(text, found, kinds, &HashMap::new())
+    }
+
     #[test]
     fn a_single_match_of_the_right_kind_is_chosen() {
         let both =
             vec![sample_match(ReferenceKind::Ask, "ask_1"), sample_match(ReferenceKind::Session, "ses_1")];
-        assert_eq!(choose_match("x", both.clone(), &[ReferenceKind::Session]).unwrap().id, "ses_1");
-        assert_eq!(choose_match("x", both, &[ReferenceKind::Ask]).unwrap().id, "ask_1");
+        assert_eq!(choose("x", both.clone(), &[ReferenceKind::Session]).unwrap().id, "ses_1");
+        assert_eq!(choose("x", both, &[ReferenceKind::Ask]).unwrap().id, "ask_1");
     }
 
     #[test]
@@ -283,9 +275,20 @@ mod tests {
             sample_match(ReferenceKind::Session, "ses_1"),
             sample_match(ReferenceKind::Session, "ses_2"),
         ];
-        let failure = choose_match("ses", two, &[ReferenceKind::Session]).unwrap_err();
+        let failure = choose("ses", two, &[ReferenceKind::Session]).unwrap_err();
         assert_eq!(failure.exit_code(), CliExitCode::Usage);
         assert!(failure.to_string().contains("ses_1\n    ses_2"), "{failure}");
+    }
+
+    #[test]
+    fn the_sessions_of_an_ambiguous_title_are_described() {
+        let two = vec![
+            sample_match(ReferenceKind::Session, "ses_1"),
+            sample_match(ReferenceKind::Session, "ses_2"),
+        ];
+        let sessions = HashMap::from([("ses_2".to_owned(), "claude  idle  parser".to_owned())]);
+        let failure = choose_match("parser", two, &[ReferenceKind::Session], &sessions).unwrap_err();
+        assert!(failure.to_string().ends_with("\n    ses_1\n    ses_2  claude  idle  parser"), "{failure}");
     }
 
     #[test]
@@ -294,21 +297,20 @@ mod tests {
             vec![sample_match(ReferenceKind::Session, "ses_1"), sample_match(ReferenceKind::Session, "ses_2")]
         };
         let open = HashSet::from(["ses_2".to_owned()]);
-        let chosen = choose_match("par", without_closed(all(), &open), &[ReferenceKind::Session]).unwrap();
+        let chosen = choose("par", without_closed(all(), &open), &[ReferenceKind::Session]).unwrap();
         assert_eq!(chosen.id, "ses_2");
         assert_eq!(without_closed(all(), &HashSet::new()), all(), "none is open");
     }
 
     #[test]
     fn no_match_is_not_found_and_another_kind_is_named() {
-        let none = choose_match("x", Vec::new(), &[ReferenceKind::Session]).unwrap_err();
+        let none = choose("x", Vec::new(), &[ReferenceKind::Session]).unwrap_err();
         assert_eq!(none.exit_code(), CliExitCode::NotFound);
         assert!(none.to_string().contains("`qd ps -a`"), "{none}");
-        let ask = choose_match("x", Vec::new(), &[ReferenceKind::Ask]).unwrap_err();
+        let ask = choose("x", Vec::new(), &[ReferenceKind::Ask]).unwrap_err();
         assert!(ask.to_string().contains("`qd asks`"), "{ask}");
-        let run =
-            choose_match("run_1", vec![sample_match(ReferenceKind::Run, "run_1")], &[ReferenceKind::Session])
-                .unwrap_err();
+        let run = choose("run_1", vec![sample_match(ReferenceKind::Run, "run_1")], &[ReferenceKind::Session])
+            .unwrap_err();
         assert_eq!(run.exit_code(), CliExitCode::NotFound);
         assert_eq!(run.to_string(), "run_1 is a run, but this command needs a session");
     }

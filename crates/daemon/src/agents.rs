@@ -88,7 +88,7 @@ impl LocalAgents {
         Some(programs::with_isolation(manifest, &self.isolated_folder))
     }
 
-    /// Where the program of an agent is looked for, for people.
+    /// Says in which folders the program of an agent is searched, for an error message.
     pub(crate) fn searched_places(&self, name: &str, project: &Path) -> Option<String> {
         Some(programs::searched_places(&self.catalog(Some(project)).get(name)?))
     }

@@ -1,6 +1,8 @@
 //! Requests and responses of the HTTP API. The docs of these types and fields are the descriptions in `openapi.json`,
 //! so they are written for users of the API.
 
+mod workers;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -10,11 +12,15 @@ use crate::event::{
     Ask, Event, FinishReason, FleetMembership, MessageFinish, MessagePart, MessageRole, ResolvedBy, RunError,
     TokenUsage,
 };
-use crate::ids::{MessageId, RunId, Seq, SessionId, TokenId, WorkspaceId};
+use crate::ids::{MessageId, RunId, Seq, SessionId, WorkspaceId};
 use crate::mail::MailDelivery;
 use crate::policy::{Policy, PolicyRule};
 use crate::text::BlobRef;
 use crate::time::Millis;
+
+pub use self::workers::{
+    CreatedWorkerToken, JoinedWorker, NewWorkerToken, ProcessSummary, Worker, WorkerToken,
+};
 
 /// Response header with the daemon's version. Every response carries it, so a client can notice that its version
 /// differs.
@@ -753,93 +759,4 @@ impl std::fmt::Display for JournalDamage {
         }
         write!(f, ": {}", self.detail)
     }
-}
-
-/// A live worker, the process that holds a session's agent. Listed by `GET /v1/workers`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Worker {
-    pub id: String,
-    /// The session whose agent the worker holds.
-    pub session_id: SessionId,
-    /// Process id of the worker, on its own machine.
-    pub pid: u32,
-    pub started_at: Millis,
-    /// Until when the worker counts as alive if nothing more is received from it.
-    pub lease_expires_at: Millis,
-    /// Name of the agent that the worker holds.
-    pub agent: String,
-    /// Name of the joined machine that the worker runs on. Null if it runs on this machine.
-    #[serde(default)]
-    pub host: Option<String>,
-    /// Processes below the worker: the agent, and whatever its turns started and left running. Empty for a worker on
-    /// another machine.
-    pub processes: Vec<ProcessSummary>,
-}
-
-/// A worker on another machine that has joined this daemon. Listed by `GET /v1/workers/joined`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct JoinedWorker {
-    /// Name under which this daemon lists it, usually the name of the machine.
-    pub name: String,
-    /// Labels by which a session can choose it, with `NAME@LABEL` as its agent.
-    pub labels: Vec<String>,
-    /// Names of the agents that it offers.
-    pub agents: Vec<String>,
-    /// Sessions whose agents it holds.
-    pub sessions: Vec<SessionId>,
-    /// Whether it is connected now.
-    pub connected: bool,
-    /// When it joined this daemon.
-    pub joined_at: Millis,
-    /// Until when its sessions wait for it if nothing more is received from it.
-    pub lease_expires_at: Millis,
-    /// Version of its Quarterdeck.
-    pub version: String,
-}
-
-/// Body of `POST /v1/workers/tokens`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewWorkerToken {
-    /// Name for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-/// A token with which a worker on another machine can join. Listed by `GET /v1/workers/tokens`. The token itself is
-/// shown only once, in the response that created it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct WorkerToken {
-    /// Id to use in `DELETE /v1/workers/tokens/{id}`.
-    pub id: TokenId,
-    /// Name for people.
-    pub name: Option<String>,
-    pub created_at: Millis,
-    /// When a worker last joined with this token.
-    pub last_used_at: Option<Millis>,
-}
-
-/// Response to the creation of a worker token, with everything that `qd worker join` needs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[schema(as = MadeWorkerToken)]
-pub struct CreatedWorkerToken {
-    /// Id to use in `DELETE /v1/workers/tokens/{id}`.
-    pub id: TokenId,
-    /// Name for people.
-    pub name: Option<String>,
-    pub created_at: Millis,
-    /// The token. It is not shown again.
-    pub token: String,
-    /// Address to join at. Null if the daemon listens on no port.
-    pub url: Option<String>,
-    /// Fingerprint of the certificate to accept there, if the daemon created the certificate itself.
-    pub fingerprint: Option<String>,
-}
-
-/// A process below a worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[schema(as = Process)]
-pub struct ProcessSummary {
-    pub pid: u32,
-    pub name: String,
 }

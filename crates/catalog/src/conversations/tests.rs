@@ -1,5 +1,4 @@
-//! Conversations of each agent, in the form in which the tested versions write them, and files that are not what they
-//! should be.
+//! Conversations of each agent, in the form in which the tested versions write them, and damaged or misplaced files.
 
 use std::fs::{create_dir_all, write};
 use std::os::unix::fs::{PermissionsExt, symlink};

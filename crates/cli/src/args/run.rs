@@ -125,6 +125,57 @@ pub(crate) struct QueueArgs {
     pub(crate) clear: bool,
 }
 
+/// `qd wait`.
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Sessions, runs or fleets
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) ids: Vec<String>,
+    /// Stop waiting after this many seconds, with exit code 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) timeout: Option<f64>,
+    /// What to do when a run waits for a person
+    #[arg(long, value_enum, value_name = "ACTION", default_value_t = OnAskWhileWaiting::Wait)]
+    pub(crate) on_ask: OnAskWhileWaiting,
+}
+
+/// What `qd wait` does when something that it waits for opens an ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnAskWhileWaiting {
+    /// Say so, and wait for the answer
+    Wait,
+    /// Say so, and exit with 1; the run stays as it is
+    Fail,
+}
+
+/// A condition of `qd ps --filter`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SessionCondition {
+    /// The session is in this state.
+    State(String),
+    /// The session has this agent.
+    Agent(String),
+    /// The title contains this.
+    Title(String),
+}
+
+/// Parses a condition of `qd ps --filter`.
+pub(super) fn session_condition(text: &str) -> Result<SessionCondition, String> {
+    let expected = "expected state=STATE, agent=NAME or title=TEXT";
+    let (key, value) = text.split_once('=').ok_or(expected)?;
+    match key {
+        "state" => match value {
+            "idle" | "starting" | "running" | "waiting" | "closed" => {
+                Ok(SessionCondition::State(value.to_owned()))
+            }
+            _ => Err("a state is idle, starting, running, waiting or closed".to_owned()),
+        },
+        "agent" => Ok(SessionCondition::Agent(value.to_owned())),
+        "title" => Ok(SessionCondition::Title(value.to_lowercase())),
+        _ => Err(expected.to_owned()),
+    }
+}
+
 /// Parses an amount of money.
 fn dollars(text: &str) -> Result<f64, String> {
     match text.trim_start_matches('$').parse::<f64>() {

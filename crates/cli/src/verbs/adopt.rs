@@ -2,7 +2,7 @@
 //! read here, because they and the environment variables that say where they are belong to the caller. The daemon is
 //! only told the agent's id of the conversation.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::anyhow;
 use qd_catalog::Catalog;
@@ -36,7 +36,7 @@ pub(crate) async fn adopt(context: &VerbContext, flags: &AdoptArgs) -> Result<Cl
         return Err(CliFailure::Usage(message.to_owned()));
     }
     let sessions: Vec<Session> = client.list("/v1/sessions?open=true").await?;
-    let directory = resolve_directory(flags.dir.as_deref())?;
+    let directory = workspace::resolve_directory(flags.dir.as_deref())?;
     let Some(id) = &flags.id else {
         let wanted = (!flags.all).then_some(directory.as_path());
         return print_list(context, &find_conversations(&manifests, wanted), &sessions, flags.all);
@@ -89,12 +89,6 @@ fn adoptable_agents(catalog: &Catalog, name: Option<&str>) -> Result<Vec<Manifes
             Err(CliFailure::Usage(message))
         }
     }
-}
-
-fn resolve_directory(dir: Option<&Path>) -> Result<PathBuf> {
-    let dir = dir.unwrap_or(Path::new("."));
-    dir.canonicalize()
-        .map_err(|error| CliFailure::Usage(format!("cannot use the directory {}: {error}", dir.display())))
 }
 
 /// The conversations of all these agents, the one that changed last first.
@@ -219,6 +213,8 @@ fn distinct_id_chars(found: &[AgentConversation]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::render::style::TextStyle;
 

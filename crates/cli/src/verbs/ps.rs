@@ -7,7 +7,7 @@ use qd_protocol::api::{HaltStatus, Session, SessionStatus, Workspace};
 use super::VerbContext;
 use super::answer::PENDING_PATH;
 use super::unmerged_work::fetch_unmerged_work;
-use crate::args::SessionFilter;
+use crate::args::SessionCondition;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, Result};
 use crate::render::session_table::{SessionListFacts, count_asks, session_table};
@@ -21,7 +21,7 @@ pub(crate) async fn ps(
     context: &VerbContext,
     all: bool,
     quiet: bool,
-    filters: &[SessionFilter],
+    filters: &[SessionCondition],
 ) -> Result<CliExitCode> {
     let client = context.client().await?;
     let path = if all { "/v1/sessions" } else { "/v1/sessions?open=true" };
@@ -53,11 +53,11 @@ pub(crate) async fn ps(
     Ok(CliExitCode::Success)
 }
 
-fn passes(session: &Session, filter: &SessionFilter) -> bool {
+fn passes(session: &Session, filter: &SessionCondition) -> bool {
     match filter {
-        SessionFilter::State(state) => text::wire_name(&session.state) == *state,
-        SessionFilter::Agent(agent) => session.agent == *agent,
-        SessionFilter::Title(part) => {
+        SessionCondition::State(state) => text::wire_name(&session.state) == *state,
+        SessionCondition::Agent(agent) => session.agent == *agent,
+        SessionCondition::Title(part) => {
             let title = session.title.as_ref().or(session.auto_title.as_ref());
             title.is_some_and(|title| title.to_lowercase().contains(part))
         }
@@ -120,11 +120,11 @@ mod tests {
     #[test]
     fn filters_compare_state_agent_and_part_of_the_title() {
         let passes = |filter| passes(&waiting_session("ses_1"), &filter);
-        assert!(passes(SessionFilter::State("waiting".to_owned())));
-        assert!(!passes(SessionFilter::State("idle".to_owned())));
-        assert!(passes(SessionFilter::Agent("echo".to_owned())));
-        assert!(!passes(SessionFilter::Agent("ech".to_owned())));
-        assert!(passes(SessionFilter::Title("night".to_owned())));
-        assert!(!passes(SessionFilter::Title("day".to_owned())));
+        assert!(passes(SessionCondition::State("waiting".to_owned())));
+        assert!(!passes(SessionCondition::State("idle".to_owned())));
+        assert!(passes(SessionCondition::Agent("echo".to_owned())));
+        assert!(!passes(SessionCondition::Agent("ech".to_owned())));
+        assert!(passes(SessionCondition::Title("night".to_owned())));
+        assert!(!passes(SessionCondition::Title("day".to_owned())));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use qd_catalog::programs;
 use qd_protocol::api::{Agent, NewWorkspace, Workspace};
@@ -13,15 +13,18 @@ use crate::failure::{CliFailure, Result};
 
 /// The workspace of a directory, by default the current one. Creates it if needed.
 pub(super) async fn open_workspace(client: &DaemonClient, dir: Option<&Path>) -> Result<Workspace> {
-    let dir = dir.unwrap_or(Path::new("."));
-    let path = dir
-        .canonicalize()
-        .map_err(|error| CliFailure::Usage(format!("cannot use the directory {}: {error}", dir.display())))?;
-    let path = path
+    let path = resolve_directory(dir)?
         .into_os_string()
         .into_string()
         .map_err(|path| CliFailure::Usage(format!("the path {} is not valid UTF-8", path.display())))?;
     client.post("/v1/workspaces", &NewWorkspace { path, name: None }).await
+}
+
+/// The directory with its links resolved, by default the current one.
+pub(super) fn resolve_directory(dir: Option<&Path>) -> Result<PathBuf> {
+    let dir = dir.unwrap_or(Path::new("."));
+    dir.canonicalize()
+        .map_err(|error| CliFailure::Usage(format!("cannot use the directory {}: {error}", dir.display())))
 }
 
 /// The variables that the manifests of these agents list, with their values in this process's environment.
