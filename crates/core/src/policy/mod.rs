@@ -145,6 +145,12 @@ fn highest_allowed_risk(rule: &PolicyRule) -> Risk {
     rule.risk.unwrap_or(Risk::Medium)
 }
 
+/// Whether an allow rule allows everything that its tool can do, whatever the risk. Nobody has to know then what a call
+/// does, so a command line that cannot be split is allowed too.
+fn allows_whole_tool(rule: &PolicyRule) -> bool {
+    rule.pattern.is_none() && highest_allowed_risk(rule) == Risk::High
+}
+
 fn denial_reason(rule: &PolicyRule) -> String {
     match &rule.pattern {
         Some(pattern) => {
@@ -179,7 +185,7 @@ impl<'q> RuleSubject<'q> {
             return false;
         }
         if rule.decision == PolicyVerdict::Allow {
-            return self.is_covered_by(rule.pattern.as_deref());
+            return allows_whole_tool(rule) || self.is_covered_by(rule.pattern.as_deref());
         }
         // For deny and ask rules, `risk` is the lowest risk that they apply to: `{decision: deny, risk: high}`.
         rule.risk.is_none_or(|minimum| self.proposed.risk >= minimum)
@@ -187,7 +193,7 @@ impl<'q> RuleSubject<'q> {
     }
 
     /// Whether everything that the call does matches the pattern. A line that cannot be split is never covered, not
-    /// even without a pattern, because nobody knows what it does.
+    /// even without a pattern, because nobody knows what it does, and so whether the rule's risk covers it.
     fn is_covered_by(&self, pattern: Option<&str>) -> bool {
         let Some(pattern) = pattern else {
             return !self.arguments.unreadable_command && self.command_texts.iter().all(Option::is_some);

@@ -325,6 +325,26 @@ fn an_address_is_normalised_before_it_is_matched() {
 }
 
 #[test]
+fn a_rule_that_allows_a_whole_tool_also_allows_lines_that_cannot_be_split() {
+    let whole_tool = |tool| PolicyRule { risk: Some(Risk::High), ..rule(tool, None, Allow) };
+    for command in UNSPLITTABLE_LINES.iter().chain(&["ls > out.txt", "echo $(date)"]) {
+        for tool in ["Bash", "*"] {
+            let input = command_input(command);
+            assert_eq!(
+                verdict_on(&Policy::Rules(vec![whole_tool(tool)]), "Bash", &input),
+                Allow,
+                "{command:?}"
+            );
+            // A deny rule before it still decides, and a pattern still has to match every command.
+            let denied_before = Policy::Rules(vec![rule("Bash", None, Deny), whole_tool(tool)]);
+            assert_eq!(verdict_on(&denied_before, "Bash", &input), Deny, "{command:?}");
+            let with_pattern = PolicyRule { pattern: Some("*".to_owned()), ..whole_tool(tool) };
+            assert_eq!(verdict_on(&Policy::Rules(vec![with_pattern]), "Bash", &input), Ask, "{command:?}");
+        }
+    }
+}
+
+#[test]
 fn high_risk_is_asked_unless_a_rule_allows_just_that() {
     let high = |policy: &Policy, granted| {
         verdict_of(&judge(policy, granted, &proposed_call("Bash", &command_input("rm x"), Risk::High)))
