@@ -84,6 +84,29 @@ async fn a_manifest_of_the_users_counts_at_once_and_a_bad_one_is_told_by_doctor(
 }
 
 #[tokio::test]
+async fn an_agent_that_no_policy_can_hold_is_refused_with_the_setting_that_is_in_the_way() {
+    let daemon = TestDaemon::start().await;
+    let settings = daemon.home.sibling_path("demo.json");
+    let manifest = format!(
+        "[agent]\nname = \"demo\"\nbinary = \"cat\"\n[fast_path]\nacp_stdio = [\"cat\"]\n[policy]\n\
+         overridden_by = [{{ file = \"{}\", at = \"/mode\", values = [\"yolo\"] }}]\n",
+        settings.display()
+    );
+    let folder = daemon.home.path().join("agents");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("demo.toml"), manifest).unwrap();
+    let place = daemon.workspace().await;
+    place.try_session(json!({ "agent": "demo" })).await.expect(201);
+
+    std::fs::write(&settings, r#"{"mode": "yolo"}"#).unwrap();
+    let refused = place.try_session(json!({ "agent": "demo" })).await;
+    let details = refused.expect_refusal(409, "agent_overrides_policy");
+    assert_eq!(details["setting"], format!("`mode` in {}", settings.display()));
+    std::fs::write(&settings, r#"{"mode": "careful"}"#).unwrap();
+    place.try_session(json!({ "agent": "demo" })).await.expect(201);
+}
+
+#[tokio::test]
 async fn what_a_project_brings_counts_after_qd_trust_and_until_it_changes() {
     let daemon = TestDaemon::start().await;
     let agents = daemon.home.project_dir().join(".quarterdeck/agents");

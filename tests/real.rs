@@ -10,8 +10,10 @@ mod continuity;
 mod conversations;
 mod cost;
 mod fleet;
+mod own_settings;
 mod subsessions;
 
+use std::path::Path;
 use std::time::Duration;
 
 use qd_testkit::model::{ModelRequestOutcome, ModelRequestRecord};
@@ -47,6 +49,11 @@ macro_rules! agents {
             #[tokio::test]
             async fn it_is_steered_and_outlives_the_daemon_and_its_worker() {
                 super::continuity::scene(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn its_own_settings_do_not_outvote_the_policy() {
+                super::own_settings::scene(RealAgent::$cli).await;
             }
 
             #[tokio::test]
@@ -153,7 +160,18 @@ impl RealAgentTest {
 
     /// A session whose agent can reach only the scripted model.
     async fn session(&self, more: Value) -> TestSession {
-        let env = isolated_environment(self.cli, &self.daemon.home.sibling_path("agent"), &self.model);
+        self.session_with_own_settings(more, |_, _, _| {}).await
+    }
+
+    /// The same, after `change` has changed the agent's settings in its home, and its variables.
+    async fn session_with_own_settings(
+        &self,
+        more: Value,
+        change: fn(RealAgent, &Path, &mut Value),
+    ) -> TestSession {
+        let agent_home = self.daemon.home.sibling_path("agent");
+        let mut env = json!(isolated_environment(self.cli, &agent_home, &self.model));
+        change(self.cli, &agent_home, &mut env);
         let mut settings = json!({ "agent": agent(self.cli), "env": env });
         for (key, value) in more.as_object().into_iter().flatten() {
             settings[key] = value.clone();

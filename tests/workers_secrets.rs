@@ -146,7 +146,7 @@ async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
 #[tokio::test]
 async fn nothing_that_an_agent_says_is_too_large_too_deep_or_too_dear_for_the_journal() {
     let daemon = TestDaemon::start().await;
-    let env = json!({ "K": "aaaaaa", "L": "bcbcbc" });
+    let env = json!({ "K_KEY": "aaaaaa", "L_KEY": "bcbcbc" });
     let session = daemon.session_with(json!({ "agent": "script", "env": env })).await;
     let much = "aaaaaabcbcbc".repeat(50_000);
     let deep = (0..100).fold(json!(1), |inner, _| json!([inner]));

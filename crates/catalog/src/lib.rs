@@ -8,6 +8,7 @@
 //! - `agent_name`: agents that are described by their name alone, such as `acp:CMD`; `peer_address`: addresses of
 //!   third-party workers.
 //! - [`conversations`]: the conversations that agents have on disk.
+//! - [`policy_enforcement`]: what makes an agent ask before it acts.
 //! - [`programs`]: where a program is, and which version it has.
 //! - [`project`]: what a project wants done in the worktrees of its sessions.
 //! - [`trust`]: a project's files take effect only after the user has trusted them.
@@ -17,6 +18,7 @@ mod conversation_files;
 pub mod conversations;
 mod manifest_reader;
 mod peer_address;
+pub mod policy_enforcement;
 pub mod programs;
 pub mod project;
 pub mod trust;

@@ -171,9 +171,12 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
         ("probe.version_pattern", manifest.probe.version_pattern.as_ref()),
         ("agent.version_match", manifest.agent.version_match.as_ref()),
     ];
+    let settings = manifest.policy.overridden_by.iter();
+    let setting_lines =
+        settings.filter_map(|setting| Some(("policy.overridden_by.line", setting.line.as_ref()?)));
     let listed = lists.iter().flat_map(|(key, patterns)| patterns.iter().map(|pattern| (*key, pattern)));
     let single = single.iter().filter_map(|(key, pattern)| Some((*key, (*pattern)?)));
-    for (key, pattern) in listed.chain(single) {
+    for (key, pattern) in listed.chain(single).chain(setting_lines) {
         if let Err(error) = Regex::new(pattern) {
             let why = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
             return Err(ManifestError::BadPattern { key, pattern: pattern.clone(), why });

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_catalog::policy_enforcement;
 use qd_catalog::programs::{self, ProgramVersions};
 use qd_catalog::project::{self, ProjectFileStatus};
 use qd_catalog::trust::{ProjectTrust, ProjectTrustStatus, TrustError};
@@ -22,6 +23,8 @@ pub(crate) struct LocalAgents {
     trust_file: PathBuf,
     /// The folder for the settings of isolated agents.
     isolated_folder: PathBuf,
+    /// The folder for the files that make agents ask before they act.
+    policy_folder: PathBuf,
     versions: Arc<ProgramVersions>,
     prices: BTreeMap<String, TokenPrice>,
 }
@@ -32,6 +35,7 @@ impl LocalAgents {
             folders: home.agent_folders(),
             trust_file: home.trust_file(),
             isolated_folder: home.isolated_agents(),
+            policy_folder: home.policy_files(),
             versions: Arc::default(),
             prices,
         }
@@ -85,7 +89,20 @@ impl LocalAgents {
             None => manifest,
         };
         let manifest = programs::with_program_path(manifest);
-        Some(programs::with_isolation(manifest, &self.isolated_folder))
+        let manifest = programs::with_isolation(manifest, &self.isolated_folder);
+        Some(policy_enforcement::with_policy_file(manifest, &self.policy_folder))
+    }
+
+    /// The setting of an agent that would let it act without asking, if one is in force that cannot be overridden. `env`
+    /// has the variables of the session.
+    pub(crate) fn overriding_setting(
+        &self,
+        name: &str,
+        project: &Path,
+        env: &BTreeMap<String, String>,
+    ) -> Option<String> {
+        let manifest = self.catalog(Some(project)).get(name)?;
+        policy_enforcement::find_overriding_setting(&manifest, env)
     }
 
     /// Says in which folders the program of an agent is searched, for an error message.

@@ -214,6 +214,18 @@ impl Daemon {
             let message = format!("{} cannot start here{looked}; to install it: {how}", agent.name);
             return Err(ApiError::new(ErrorCode::AgentUnavailable, message).with_detail("install", how));
         }
+        if self.workers.is_local(&new.agent)
+            && let Some(setting) = self.workers.agents().overriding_setting(&new.agent, project, &new.env)
+        {
+            let message = format!(
+                "{} would act without asking because of {setting}, so no policy could hold; remove this setting, or \
+                 choose another agent",
+                agent.name
+            );
+            return Err(
+                ApiError::new(ErrorCode::AgentOverridesPolicy, message).with_detail("setting", setting)
+            );
+        }
         let unsupported = |setting: &str, message: String| {
             Err(ApiError::new(ErrorCode::UnsupportedSetting, message).with_detail("setting", setting))
         };

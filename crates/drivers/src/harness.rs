@@ -233,7 +233,7 @@ impl DriverHarness {
             AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), agent, cwd);
         change(&mut spec);
         let (driver_side, agent_side) = tokio::io::duplex(PIPE_SIZE);
-        let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
+        let filter = Redactor::new_filter(SecretMatcher::of_agent(&spec));
         let opening = open(spec, driver_side);
         let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), |link_end| {
             run_test_agent(link_end, opening)
@@ -436,7 +436,7 @@ pub(super) fn hung_up_error() -> AgentExitReason {
 
 /// Hosts the remote agent that the name in the specification describes.
 pub(super) fn host_remote_agent(spec: AgentSpec) -> SessionEndpoint {
-    let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
+    let filter = Redactor::new_filter(SecretMatcher::of_agent(&spec));
     host_agent_with_filter(UpdateNumber(0), Some(filter), |link_end| {
         run_test_agent(link_end, RemoteTestAgent::start(spec))
     })

@@ -34,6 +34,7 @@ mod harness;
 mod line_transport;
 pub mod meter;
 mod peer;
+mod policy_enforcement;
 mod pricing;
 mod process;
 mod prompt_content;

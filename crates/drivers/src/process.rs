@@ -59,7 +59,7 @@ pub(crate) struct AgentProgram {
 
 impl AgentProgram {
     /// Passes the model, the system prompt and the directory as arguments if the manifest has flags for them. A driver
-    /// may pass them in other ways.
+    /// may pass them in other ways. What makes the agent ask overrides everything else.
     pub(crate) fn from_manifest(manifest: &Manifest, spec: &AgentSpec) -> Self {
         let mut argv = manifest.command();
         let mut process_name = None;
@@ -85,6 +85,8 @@ impl AgentProgram {
         }
         // The session's variables take precedence over the manifest's.
         env.extend(spec.env.clone());
+        env.extend(manifest.policy.env.clone());
+        argv.extend(manifest.policy.args.iter().cloned());
         Self { argv, process_name, env }
     }
 }
@@ -132,11 +134,7 @@ impl AgentProcess {
         let KeeperChild { stdin, stdout, stderr, exit, .. } = spawned.map_err(|cause| {
             RunError::new("agent_failed_to_start", format!("cannot start {name}: {cause}"))
         })?;
-        Ok((
-            Self { exit, stderr: StderrTail::start(stderr, SecretMatcher::from_env(&spec.env)) },
-            stdin,
-            stdout,
-        ))
+        Ok((Self { exit, stderr: StderrTail::start(stderr, SecretMatcher::of_agent(spec)) }, stdin, stdout))
     }
 
     /// Resolves when the process has exited.
@@ -284,8 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_lines_are_kept_within_limits_and_without_half_a_secret() {
-        let secrets =
-            SecretMatcher::from_env(&BTreeMap::from([("KEY".to_owned(), "hunter2hunter2".to_owned())]));
+        let secrets = SecretMatcher::new(&BTreeMap::from([("KEY".to_owned(), "hunter2hunter2".to_owned())]));
         let mut text: String = (0..50).map(|n| format!("line {n}\n")).collect();
         text.push_str(&"x".repeat(LINE_BYTES_MAX - 5));
         text.push_str("hunter2hunter2");

@@ -4,6 +4,7 @@
 //!
 //! Design: docs/design/redact-then-fit.md
 
+mod secret_variables;
 mod secrets;
 
 use std::collections::BTreeMap;
@@ -264,7 +265,7 @@ mod tests {
     fn matcher(values: &[(&str, &str)]) -> SecretMatcher {
         let env: BTreeMap<String, String> =
             values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        SecretMatcher::from_env(&env)
+        SecretMatcher::new(&env)
     }
 
     fn run_id(name: &str) -> RunId {

@@ -17,6 +17,7 @@ use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout_at};
 
 use crate::agent_driver::{AgentDriver, AgentStart};
+use crate::policy_enforcement::enforce_policy;
 use crate::process::{AgentProcess, AgentProgram};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
@@ -108,6 +109,7 @@ impl<'a> StdioAgentStart<'a> {
         let time_limit = start.time_limit();
         let keeper = Arc::clone(start.supervision()?.keeper);
         let AgentStart { spec, manifest, .. } = start;
+        let manifest = Arc::new(enforce_policy(Manifest::clone(&manifest), spec)?);
         Ok(Self { spec, manifest, keeper, time_limit, deadline: Instant::now() + time_limit })
     }
 

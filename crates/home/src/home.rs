@@ -106,6 +106,11 @@ impl DaemonHome {
         self.path.join("isolated")
     }
 
+    /// The folder with the files that make agents ask before they act.
+    pub fn policy_files(&self) -> PathBuf {
+        self.path.join("policy")
+    }
+
     /// The folder in which programs without HTTP leave mail for sessions.
     pub fn mail(&self) -> PathBuf {
         self.path.join("mail")

@@ -85,6 +85,8 @@ codes! {
     AskChanged = "ask_changed", 409;
     /// The agent is known but cannot start here.
     AgentUnavailable = "agent_unavailable", 409;
+    /// A setting of the agent lets it act without asking, and cannot be overridden. The details name the setting.
+    AgentOverridesPolicy = "agent_overrides_policy", 409;
     /// The session's agent has no terminal, or is not running.
     NoTerminal = "no_terminal", 409;
     /// The session has no worktree, or it has not been created yet.

@@ -132,7 +132,7 @@ impl AgentExecutor {
             endpoint_status: None,
             control: Arc::clone(&control),
         };
-        let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
+        let filter = Redactor::new_filter(SecretMatcher::of_agent(&spec));
         let agent = host_agent_with_filter(UpdateNumber(0), Some(filter), |end| {
             run_agent(launcher, Box::new(spec), context, end)
         });

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use qd_catalog::Catalog;
 use qd_catalog::programs::{self, ProgramVersions};
+use qd_catalog::{Catalog, policy_enforcement};
 use qd_home::DaemonHome;
 use qd_protocol::worker::Secret;
 use qd_worker::join::{AgentOffer, ByteStream, DaemonDialError, DaemonDialer, JoinStatus, WorkerJoinOptions};
@@ -131,6 +131,7 @@ fn collect_offers(home: &DaemonHome, named: &[String]) -> Result<Vec<AgentOffer>
         let about = qd_catalog::agent_listing(&manifest, "", &ProgramVersions::default());
         let manifest =
             programs::with_isolation(programs::with_program_path(manifest), &home.isolated_agents());
+        let manifest = policy_enforcement::with_policy_file(manifest, &home.policy_files());
         let env = workspace::own_variables(&manifest.startup.pass_env);
         Ok(AgentOffer { agent: about, manifest, env })
     };

@@ -97,9 +97,8 @@ where
             Err(AcpHandshakeError::Refused(error)) => resume_failure = Some(error_text(&error)),
         }
     }
-    let request = NewSessionRequest::new(options.cwd)
-        .mcp_servers(options.mcp_servers())
-        .meta(options.quarterdeck_session_meta());
+    let request =
+        NewSessionRequest::new(options.cwd).mcp_servers(options.mcp_servers()).meta(options.session_meta());
     // Usage counted for the conversation that could not be resumed is dropped.
     decoder = AcpEventDecoder::new(options.profile.clone());
     let response = call_raw(connection, &mut decoder, request.method(), &request).await?;
@@ -276,12 +275,12 @@ impl AcpHandshakeOptions<'_> {
         self.tools.iter().map(server).collect()
     }
 
-    /// Our `_meta` for a new session: values that have no field in the protocol.
-    fn quarterdeck_session_meta(&self) -> Meta {
-        Meta::from_iter([(
-            META_KEY.to_owned(),
-            json!({"model": self.model, "system_prompt": self.system_prompt}),
-        )])
+    /// The `_meta` of a request that opens a session: values that have no field in the protocol.
+    fn session_meta(&self) -> Meta {
+        let mut meta = self.profile.session_meta.clone();
+        let ours = json!({"model": self.model, "system_prompt": self.system_prompt});
+        meta.insert(META_KEY.to_owned(), ours);
+        meta
     }
 }
 
@@ -312,12 +311,12 @@ where
     if capabilities.session_capabilities.resume.is_some() {
         let request = ResumeSessionRequest::new(id.to_owned(), options.cwd)
             .mcp_servers(options.mcp_servers())
-            .meta(options.quarterdeck_session_meta());
+            .meta(options.session_meta());
         call_raw(connection, decoder, request.method(), &request).await.map(AcpSessionSettings::parse)
     } else if capabilities.load_session {
         let request = LoadSessionRequest::new(id.to_owned(), options.cwd)
             .mcp_servers(options.mcp_servers())
-            .meta(options.quarterdeck_session_meta());
+            .meta(options.session_meta());
         call_raw(connection, decoder, request.method(), &request).await.map(AcpSessionSettings::parse)
     } else {
         let message = "the agent cannot resume a conversation";

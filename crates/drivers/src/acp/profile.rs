@@ -30,6 +30,8 @@ pub(super) struct AcpProfile {
     pub(super) error_patterns: Vec<Regex>,
     pub(super) notice_patterns: Vec<Regex>,
     pub(super) failed_when: Option<FailureMarker>,
+    /// What opens a session in which the agent asks before it acts.
+    pub(super) session_meta: Meta,
 }
 
 impl AcpProfile {
@@ -48,6 +50,7 @@ impl AcpProfile {
             error_patterns: patterns(&manifest.parse.error_lines),
             notice_patterns: patterns(&manifest.parse.notice_lines),
             failed_when: manifest.turn.failed_when.clone(),
+            session_meta: manifest.policy.session_meta.clone(),
         }
     }
 

@@ -74,8 +74,8 @@ where
 }
 
 impl CodexHandshakeOptions<'_> {
-    /// The parameters for starting and resuming a thread. The sandbox is left out, so that the user's settings and
-    /// trust in the folder apply: without any, Codex may only read and asks for the rest.
+    /// The parameters for starting and resuming a thread. In this sandbox Codex may only read, and asks for the rest,
+    /// whatever the user's own settings allow.
     fn thread_params(&self, own_approvals: bool) -> Value {
         let mut params = json!({
             "cwd": self.cwd,
@@ -83,6 +83,7 @@ impl CodexHandshakeOptions<'_> {
             "developerInstructions": self.system_prompt,
             // People or their policy answer, not a model in their place.
             "approvalsReviewer": "user",
+            "sandbox": "read-only",
         });
         if !own_approvals {
             params["approvalPolicy"] = json!("on-request");
@@ -130,7 +131,7 @@ where
 
 fn parse_thread(
     response: &CodexParams,
-    mut notices: Vec<String>,
+    notices: Vec<String>,
 ) -> Result<CodexHandshakeResult, CodexHandshakeError> {
     #[derive(Deserialize)]
     struct CodexThreadResponse {
@@ -153,9 +154,10 @@ fn parse_thread(
             "the agent's response names no thread",
         )));
     };
-    if sandbox.is_some_and(|sandbox| sandbox.kind == "dangerFullAccess") {
-        let text = "Codex's own settings give it full access (danger-full-access), so it asks for nothing";
-        notices.push(text.to_owned());
+    if let Some(CodexSandbox { kind }) = sandbox.filter(|sandbox| sandbox.kind != "readOnly") {
+        let message =
+            format!("Codex did not take the read-only sandbox but `{kind}`, in which it does not ask");
+        return Err(CodexHandshakeError::Refused(CodexRpcError::invalid_params(message)));
     }
     Ok(CodexHandshakeResult { thread: thread.id, model, notices })
 }

@@ -8,6 +8,9 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use qd_protocol::text::escaped_head;
+use qd_protocol::worker::AgentSpec;
+
+use super::secret_variables::secrets_of;
 
 /// Shorter values are not redacted: hiding them would hide half of all text.
 const SECRET_MIN: usize = 6;
@@ -75,10 +78,15 @@ impl RedactedText {
 }
 
 impl SecretMatcher {
-    /// Matches the values of these variables that are long enough.
-    pub fn from_env(env: &BTreeMap<String, String>) -> Self {
+    /// Matches what is secret of an agent's variables.
+    pub fn of_agent(spec: &AgentSpec) -> Self {
+        Self::new(&secrets_of(spec))
+    }
+
+    /// Matches these secrets, by name, as far as they are long enough.
+    pub(crate) fn new(secrets: &BTreeMap<String, String>) -> Self {
         let mut encodings: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
-        for (name, value) in env {
+        for (name, value) in secrets {
             for value in [value.as_str(), value.trim()] {
                 if value.len() >= SECRET_MIN {
                     for encoding in encodings_of(value) {
@@ -277,7 +285,7 @@ mod tests {
     use super::*;
 
     fn matcher(values: &[(&str, &str)]) -> SecretMatcher {
-        SecretMatcher::from_env(
+        SecretMatcher::new(
             &values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
         )
     }

@@ -27,6 +27,9 @@ const SHELL_TOOLS: [&str; 8] = [
 /// The names of tools that read a file.
 const READ_TOOLS: [&str; 5] = ["Read", "read", "read_file", "view", "cat"];
 
+/// The names of tools that write a whole file.
+const WRITE_TOOLS: [&str; 4] = ["Write", "write", "write_file", "create"];
+
 /// The names of tools that ask the user a question.
 const QUESTION_TOOLS: [&str; 5] =
     ["AskUserQuestion", "request_user_input", "question", "ask_user_question", "ask_user"];
@@ -62,9 +65,26 @@ pub(super) fn read_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall
     let Some(tool) = find_tool(tools, &READ_TOOLS) else {
         return shell_call(tools, &format!("cat {path}"), ShellRights::Plain);
     };
+    Some(tool.call_with(Map::from_iter([(path_key(tool).to_owned(), json!(path))])))
+}
+
+/// Writes the new file `path`, by a patch or by the shell if there is no tool for it.
+pub(super) fn create_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall> {
+    if let Some(tool) = find_tool(tools, &WRITE_TOOLS) {
+        let path_key = path_key(tool);
+        let content_keys = ["content", "file_text"];
+        let has_key = |key: &&&str| tool.schema["properties"].get(**key).is_some();
+        let content_key = *content_keys.iter().find(has_key).unwrap_or(&"content");
+        let args = [(path_key.to_owned(), json!(path)), (content_key.to_owned(), json!("hi\n"))];
+        return Some(tool.call_with(Map::from_iter(args)));
+    }
+    shell_call(tools, &format!("echo hi > {path}"), ShellRights::Plain)
+}
+
+/// The argument of a tool that names a file.
+fn path_key(tool: &ModelTool) -> &'static str {
     let keys = ["file_path", "filePath", "absolute_path", "path"];
-    let key = keys.iter().find(|key| tool.schema["properties"].get(**key).is_some()).unwrap_or(&"path");
-    Some(tool.call_with(Map::from_iter([((*key).to_owned(), json!(path))])))
+    keys.into_iter().find(|key| tool.schema["properties"].get(*key).is_some()).unwrap_or("path")
 }
 
 /// Asks the user `Which colour?`, with `Red` and `Blue` to choose from.

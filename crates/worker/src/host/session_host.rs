@@ -195,7 +195,7 @@ impl SessionHost {
         let control = Arc::clone(&self.control);
         self.endpoint.set_model(self.spec.model.clone());
         self.endpoint.set_turn_clock(Box::new(move || control.run_time()));
-        let filter = Redactor::new_filter(SecretMatcher::from_env(&self.spec.env));
+        let filter = Redactor::new_filter(SecretMatcher::of_agent(&self.spec));
         let spec = self.spec.clone();
         self.endpoint.set_agent(host_agent_with_filter(spec.after, Some(filter), |end| {
             run_agent(launcher, spec, context, end)

@@ -1,0 +1,184 @@
+//! Makes an agent ask before it acts, as its manifest says (`[policy]`), and finds settings of the agent that would let
+//! it act all the same. What an ask is answered with is decided elsewhere.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use qd_protocol::manifest::{Manifest, OverridingSetting};
+use regex::Regex;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::conversation_files::resolve_root;
+
+/// Stands for the path of the file in arguments and variables.
+const FILE_PLACEHOLDER: &str = "{file}";
+/// The longest settings file that is read, in bytes.
+const SETTINGS_MAX: u64 = 1 << 20;
+/// The most files that a `*` stands for.
+const FILES_MAX: usize = 1000;
+
+/// The manifest with the path of its policy file filled in. The file is written to `folder`, under a name that depends on
+/// its content, and again if somebody has changed it meanwhile. If that fails, the manifest still has the file's text,
+/// and the agent must not be started.
+#[must_use]
+pub fn with_policy_file(manifest: Manifest, folder: &Path) -> Manifest {
+    let Some(text) = &manifest.policy.file else { return manifest };
+    match write_policy_file(&manifest.agent.name, text, folder) {
+        Ok(path) => with_path(manifest, &path),
+        Err(_) => manifest,
+    }
+}
+
+fn write_policy_file(agent: &str, text: &str, folder: &Path) -> io::Result<PathBuf> {
+    let digest = hex::encode(&Sha256::digest(&text)[..8]);
+    let path = folder.join(format!("{agent}-{digest}"));
+    if !std::fs::read(&path).is_ok_and(|written| written == text.as_bytes()) {
+        std::fs::create_dir_all(folder)?;
+        qd_files::replace_file(&path, text.as_bytes())?;
+    }
+    Ok(path)
+}
+
+/// The manifest with this path instead of the file's text.
+fn with_path(mut manifest: Manifest, path: &Path) -> Manifest {
+    let path = path.display().to_string();
+    manifest.policy.file = None;
+    let fill_in = |text: &mut String| *text = text.replace(FILE_PLACEHOLDER, &path);
+    manifest.policy.args.iter_mut().for_each(fill_in);
+    manifest.policy.env.values_mut().for_each(fill_in);
+    manifest
+}
+
+/// The setting in force that lets the agent act without asking, as a person would look it up: the file, and the place
+/// in it. `env` has the variables of the session; the agent inherits others from this process.
+pub fn find_overriding_setting(manifest: &Manifest, env: &BTreeMap<String, String>) -> Option<String> {
+    manifest.policy.overridden_by.iter().find_map(|setting| {
+        let path = resolve_path(&setting.file, manifest, env)?;
+        expand_last_part(&path).iter().find_map(|path| setting_in_file(setting, path))
+    })
+}
+
+/// The path of an agent's file, in which `~` or a variable stands for a folder. `None` if that variable is not set.
+pub fn resolve_path(file: &str, manifest: &Manifest, env: &BTreeMap<String, String>) -> Option<PathBuf> {
+    let given = |name: &str| env.get(name).or_else(|| manifest.startup.env.get(name)).cloned();
+    resolve_root(file, &|name| given(name).or_else(|| std::env::var(name).ok()))
+}
+
+/// The settings in a JSON file. A file that cannot be read or is not JSON has none: the agent cannot read it either.
+pub fn read_settings(path: &Path) -> Option<Value> {
+    serde_json::from_str(&crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?).ok()
+}
+
+/// The paths that match, if the last part has a `*`; else the path itself.
+fn expand_last_part(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some((start, end)) = name.split_once('*') else { return vec![path.to_owned()] };
+    let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+    let matches = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+    };
+    let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> = paths.filter(matches).take(FILES_MAX).collect();
+    paths.sort();
+    paths
+}
+
+/// The setting as people would name it, if the file has it.
+fn setting_in_file(setting: &OverridingSetting, path: &Path) -> Option<String> {
+    if let Some(pattern) = &setting.line {
+        let text = crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?;
+        // The pattern was validated when the manifest was read.
+        let pattern = Regex::new(pattern).ok()?;
+        let line = text.lines().find(|line| pattern.is_match(line))?;
+        return Some(format!("`{}` in {}", line.trim(), path.display()));
+    }
+    let Some(pointer) = &setting.at else { return path.exists().then(|| path.display().to_string()) };
+    let settings = read_settings(path)?;
+    let keys: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
+    let (found, value) = find_value(&settings, &keys, &setting.except)?;
+    let counts = setting.values.is_empty() || setting.values.contains(value);
+    counts.then(|| format!("`{}` in {}", found.join("."), path.display()))
+}
+
+/// The first value at these keys, in which `*` matches any key but the excepted ones, with the keys that led to it.
+fn find_value<'a>(value: &'a Value, keys: &[&str], except: &[String]) -> Option<(Vec<String>, &'a Value)> {
+    let Some((key, rest)) = keys.split_first() else { return Some((Vec::new(), value)) };
+    let matches = |name: &String| if *key == "*" { !except.contains(name) } else { name == key };
+    let entries = value.as_object()?.iter().filter(|(name, _)| matches(name));
+    entries.into_iter().find_map(|(name, value)| {
+        let (mut below, found) = find_value(value, rest, except)?;
+        below.insert(0, name.clone());
+        Some((below, found))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::manifest::PolicyEnforcement;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_written_anew_and_its_path_is_filled_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut manifest = Manifest::default();
+        manifest.agent.name = "demo".to_owned();
+        manifest.policy = PolicyEnforcement {
+            args: vec!["--rules".to_owned(), "{file}".to_owned()],
+            env: BTreeMap::from([("RULES".to_owned(), "at={file}".to_owned())]),
+            file: Some("ask = true".to_owned()),
+            ..PolicyEnforcement::default()
+        };
+        let ready = with_policy_file(manifest.clone(), folder.path());
+        let path = &ready.policy.args[1];
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "ask = true");
+        assert_eq!(ready.policy.env["RULES"], format!("at={path}"));
+        std::fs::write(path, "ask = false").unwrap();
+        assert_eq!(with_policy_file(manifest.clone(), folder.path()), ready);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "ask = true");
+        let is_no_folder = Path::new(path);
+        assert_eq!(with_policy_file(manifest.clone(), is_no_folder), manifest, "the agent is not started");
+    }
+
+    #[test]
+    fn a_setting_that_overrides_the_policy_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let find = |file: &str, at: Option<&str>, values: &[Value]| {
+            let setting = OverridingSetting {
+                file: file.to_owned(),
+                at: at.map(str::to_owned),
+                except: vec!["build".to_owned()],
+                values: values.to_vec(),
+                line: file.ends_with(".md").then(|| "^permission:".to_owned()),
+            };
+            let policy = PolicyEnforcement { overridden_by: vec![setting], ..PolicyEnforcement::default() };
+            let manifest = Manifest { policy, ..Manifest::default() };
+            let home = folder.path().display().to_string();
+            find_overriding_setting(&manifest, &BTreeMap::from([("HOME".to_owned(), home)]))
+                .map(|found| found.replace(&folder.path().display().to_string(), "~"))
+        };
+        write(
+            "a.json",
+            r#"{"agent": {"build": {"permission": 1}, "mine": {"permission": "allow"}, "other": {}}, "only": true}"#,
+        );
+        let found = |text: &str| Some(text.to_owned());
+        assert_eq!(find("~/a.json", None, &[]), found("~/a.json"));
+        assert_eq!(find("~/b.json", None, &[]), None);
+        assert_eq!(find("~/*.json", Some("/only"), &[json!(true)]), found("`only` in ~/a.json"));
+        assert_eq!(find("~/*.json", Some("/only"), &[json!(false)]), None);
+        let all = Some("/agent/*/permission");
+        assert_eq!(find("$HOME/a.json", all, &[]), found("`agent.mine.permission` in ~/a.json"));
+        assert_eq!(find("$OTHER/a.json", all, &[]), None);
+        write("d.md", "name: d\npermission: allow\n");
+        assert_eq!(find("~/*.md", None, &[]), found("`permission: allow` in ~/d.md"));
+        write("d.md", "name: d\n");
+        assert_eq!(find("~/*.md", None, &[]), None);
+        write("c.json", "not json");
+        assert_eq!(find("~/c.json", all, &[]), None);
+    }
+}
