@@ -160,9 +160,10 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
 A new model applies from the next turn, a new policy to later asks. `policy` takes what --policy takes, `timeout` and
 `grace` take seconds.")]
     Set(SetArgs),
-    /// List a session's queued runs, or remove some
+    /// List a session's queued runs, remove some, or move one
     #[command(after_help = "Examples:
   qd queue nightly
+  qd queue nightly --move run_7x --to 1
   qd queue nightly --remove run_7x
   qd queue nightly --clear")]
     Queue(QueueArgs),

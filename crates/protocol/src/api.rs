@@ -441,6 +441,23 @@ pub struct QueueEntry {
     pub accepted_at: Millis,
 }
 
+/// Body of `PATCH …/queue/{run}`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QueueMove {
+    /// The queued run that is to come next after this one. Null or absent: move to the end of the queue.
+    #[serde(default)]
+    pub before: Option<RunId>,
+}
+
+/// Where a moved run waits now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct QueuePlace {
+    pub run_id: RunId,
+    /// Place in the queue, from 1.
+    pub position: u32,
+}
+
 /// A message of a session's conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Message {

@@ -139,6 +139,9 @@ impl ConversationRenderer {
                 self.push_aside(out, &style.dim(&format!("queued at {}: {why}", queued.position)));
             }
             EventBody::RunCancelRequested(cancel) => {
+            EventBody::RunMoved(moved) => {
+                self.push_aside(out, &style.dim(&format!("moved to place {} in the queue", moved.position)));
+            }
                 let reason = cancel
                     .reason
                     .map(|why| format!(": {}", text::first_line(&why, PREVIEW_CHARS)))
