@@ -85,6 +85,8 @@ codes! {
     AskChanged = "ask_changed", 409;
     /// The agent is known but cannot start here.
     AgentUnavailable = "agent_unavailable", 409;
+    /// An open session already has the agent's conversation. `details` has its `session_id`.
+    ConversationInUse = "conversation_in_use", 409;
     /// The session's agent has no terminal, or is not running.
     NoTerminal = "no_terminal", 409;
     /// The session has no worktree, or it has not been created yet.
