@@ -691,6 +691,12 @@ pub struct GcReport {
     pub journal_bytes: u64,
     /// Size of the texts and files stored beside the journal, in bytes.
     pub blob_bytes: u64,
+    /// Size of `derived.db`, the index that searches and usage sums are answered from, in bytes.
+    #[serde(default)]
+    pub derived_bytes: u64,
+    /// Unused space inside `derived.db`, in bytes. It is reused, or given back to the disk.
+    #[serde(default)]
+    pub derived_unused_bytes: u64,
     /// Size of the daemon's log file, in bytes.
     pub log_bytes: u64,
     /// Sessions that have been closed for at least `older_than_days`.
