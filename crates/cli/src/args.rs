@@ -457,7 +457,10 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     },
     /// Print a shell completion script
     #[command(after_help = "Example:
-  qd completions bash > ~/.local/share/bash-completion/completions/qd")]
+  qd completions bash > ~/.local/share/bash-completion/completions/qd
+
+In bash, zsh and fish, Tab also offers the ids of sessions, fleets, asks and queued runs, with their titles. It asks the
+daemon that runs, and offers no ids if none runs or it does not answer within 1 s.")]
     Completions {
         /// Shell to generate the script for
         shell: clap_complete::Shell,
