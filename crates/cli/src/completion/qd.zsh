@@ -3,7 +3,7 @@
 # candidate: the value, a tab, a description.
 _qd() {
     local -a lines values directories
-    local line value
+    local line value found=1
     lines=("${(@f)$(qd __complete zsh $((CURRENT - 1)) "${(@)words[1,CURRENT]}" 2>/dev/null)}")
     for line in "${lines[@]}"; do
         value=${line%%$'\t'*}
@@ -15,8 +15,9 @@ _qd() {
             values+=("${value//:/\\:}:${line#*$'\t'}")
         fi
     done
-    (( $#values )) && _describe -V 'qd' values
-    (( $#directories )) && _describe -V 'directory' directories -S ''
+    (( $#values )) && _describe -V 'qd' values && found=0
+    (( $#directories )) && _describe -V 'directory' directories -S '' && found=0
+    return found
 }
 if [[ $funcstack[1] == _qd ]]; then
     _qd "$@"
