@@ -110,27 +110,32 @@ fn locate_daemon(typed: &TypedWords) -> Option<DaemonLocator> {
 /// The command line, with candidates for all arguments that take an id.
 fn with_id_candidates(command: Command, locator: DaemonLocator, typed: &TypedWords) -> Command {
     let (locator, typed) = (Arc::new(locator), Arc::new(typed.clone()));
-    let mut command = command;
-    for &(verb, argument, completion) in ID_ARGUMENTS {
+    add_candidates(command, &[], &|completion| {
         let (locator, typed) = (Arc::clone(&locator), Arc::clone(&typed));
-        let candidates = ArgValueCandidates::new(move || find_candidates(&locator, &typed, completion));
-        command = add_candidates(command, verb, argument, candidates);
-    }
-    command
+        ArgValueCandidates::new(move || find_candidates(&locator, &typed, completion))
+    })
 }
 
+/// Adds candidates to the arguments of a verb and of the verbs below it. All are visited in order, because changing a
+/// single positional argument would make it the last one.
 fn add_candidates(
     command: Command,
-    verb: &[&'static str],
-    argument: &'static str,
-    candidates: ArgValueCandidates,
+    verb: &[String],
+    candidates: &dyn Fn(IdCompletion) -> ArgValueCandidates,
 ) -> Command {
-    match verb {
-        [first, rest @ ..] => {
-            command.mut_subcommand(*first, |below| add_candidates(below, rest, argument, candidates))
-        }
-        [] => command.mut_arg(argument, |arg| arg.add(candidates)),
-    }
+    let command = command.mut_args(|arg| match id_completion(verb, arg.get_id().as_str()) {
+        Some(completion) => arg.add(candidates(completion)),
+        None => arg,
+    });
+    command.mut_subcommands(|below| {
+        let verb = [verb, &[below.get_name().to_owned()]].concat();
+        add_candidates(below, &verb, candidates)
+    })
+}
+
+fn id_completion(verb: &[String], argument: &str) -> Option<IdCompletion> {
+    let found = ID_ARGUMENTS.iter().find(|(known, name, _)| verb == *known && argument == *name);
+    found.map(|(_, _, completion)| *completion)
 }
 
 /// Asks the daemon, for a limited time.
@@ -159,6 +164,17 @@ mod tests {
 
     #[test]
     fn every_argument_that_takes_an_id_exists() {
+        let command = CommandLine::command();
+        for (verb, argument, _) in ID_ARGUMENTS {
+            let verb = verb.iter().try_fold(&command, |above, name| above.find_subcommand(name));
+            let exists =
+                verb.is_some_and(|verb| verb.get_arguments().any(|known| known.get_id() == *argument));
+            assert!(exists, "{argument}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_with_candidates_is_well_formed() {
         let words = [String::from("qd")];
         let typed = TypedWords::new("fish", &words, 0);
         let locator = locate_daemon(&typed).unwrap();
