@@ -102,6 +102,31 @@ async fn a_conversation_is_adopted_once_and_again_after_its_session_was_closed()
     assert_eq!(second["agent_session_id"], found.id.as_str());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_adopt_a_conversation_at_once_one_gets_it_and_the_others_are_told_who() {
+    let mut found = AdoptableConversation::new().await;
+    let workspace = found.daemon.workspace().await;
+    let settings = json!({ "agent": "scribe", "agent_session_id": found.id });
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..12 {
+        let (workspace, settings) = (workspace.clone(), settings.clone());
+        clients.spawn(async move { workspace.try_session(settings).await });
+    }
+    let answers = clients.join_all().await;
+    let created: Vec<Value> =
+        answers.iter().filter(|answer| answer.status == 201).map(|answer| answer.json()).collect();
+    assert_eq!(created.len(), 1, "{answers:?}");
+    let id = created[0]["id"].as_str().unwrap().to_owned();
+    for answer in answers.iter().filter(|answer| answer.status != 201) {
+        answer.expect_refusal(409, "conversation_in_use");
+        assert_eq!(answer.json()["error"]["details"]["session_id"], id.as_str());
+    }
+    found.daemon.restart().await;
+    workspace.try_session(settings.clone()).await.expect_refusal(409, "conversation_in_use");
+    close(&found.session(&id)).await;
+    workspace.try_session(settings).await.expect(201);
+}
+
 #[tokio::test]
 async fn conversations_of_other_directories_are_listed_if_asked_for_and_adopted_there() {
     let found = AdoptableConversation::new().await;

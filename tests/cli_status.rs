@@ -56,6 +56,26 @@ async fn ps_shows_how_the_last_run_ended_and_the_first_prompt_as_title() {
 }
 
 #[tokio::test]
+async fn on_a_terminal_ids_are_short_and_other_commands_take_them() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "title": "busy" })).await;
+    let run = session.prompt_script(&[sleep_forever()]).await;
+    session.wait_for_start(&run).await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["ps"]).await;
+    let screen = terminal.wait_for_text("exit 0").await;
+    let line = screen.lines().find(|line| line.contains(" busy")).unwrap_or_else(|| panic!("{screen}"));
+    let short = line.split_whitespace().next().unwrap();
+    assert!(session.id.contains(short) && short.len() < 10, "{screen}");
+    assert_eq!(daemon.qd(&["ps", "-q"]).await.ok().trim(), session.id, "programs get whole ids");
+    assert!(daemon.qd(&["ps"]).await.ok().contains(&session.id), "and pipes too");
+    let screen = look(&daemon).await;
+    assert!(screen.contains(&format!("qd attach {short}")) && !screen.contains(&session.id), "{screen}");
+    assert_eq!(status(&daemon).await["working"][0]["next"], format!("qd attach {}", session.id));
+    assert_eq!(daemon.qd(&["cancel", short]).await.code, Some(0));
+    session.wait(&run).await;
+}
+
+#[tokio::test]
 async fn how_a_run_ended_is_still_known_after_a_restart() {
     let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;

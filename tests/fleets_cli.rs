@@ -28,7 +28,7 @@ async fn up_shows_plain_lines_off_a_terminal_and_exits_by_how_it_ended() {
     }
     output.ok();
     let failing = daemon.qd(&["up", &file, "--task", &steps(&[fail("no")])]).await;
-    assert!(failing.stdout.contains("a: error: no"), "{failing:?}");
+    assert!(failing.stdout.contains("a: failed: no"), "{failing:?}");
     failing.expect_exit(1);
 }
 

@@ -17,6 +17,7 @@ mod cli;
 mod cli_sessions;
 mod cli_status;
 mod cli_terminal;
+mod completions;
 mod cost;
 mod crash;
 mod descriptors;

@@ -1,6 +1,6 @@
-//! The queue of a session: positions, its limit, listing it, clearing it, and removing one run.
+//! The queue of a session: positions, its limit, listing it, clearing it, and removing or moving one run.
 
-use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
+use qd_testkit::{TestDaemon, TestResponse, TestSession, journal_rules, script::*};
 use serde_json::json;
 
 /// A session whose active run never ends.
@@ -120,6 +120,91 @@ async fn the_queue_survives_a_restart_in_its_order() {
     let started = events.iter().filter(|event| event.kind == "run.started");
     let order: Vec<_> = started.map(|event| event.run_id.clone().unwrap()).collect();
     assert_eq!(order, [&[active], &waiting[..]].concat());
+}
+
+async fn move_run(session: &TestSession, run: &str, before: Option<&str>) -> TestResponse {
+    let path = session.agent_path(&format!("/queue/{run}"));
+    session.client.patch(&path, &json!({ "before": before })).await
+}
+
+async fn queued_ids(session: &TestSession) -> Vec<String> {
+    session.queue().await.iter().map(|entry| entry["run_id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_moved_run_keeps_its_place_after_kill_9_and_runs_in_the_new_order() {
+    let mut daemon = TestDaemon::start().await;
+    let (session, active) = stuck(&daemon).await;
+    let [a, b, c] = [session.prompt("a").await, session.prompt("b").await, session.prompt("c").await];
+    let moved = move_run(&session, &c, Some(&a)).await.expect(200);
+    assert_eq!(moved, json!({ "run_id": c, "position": 1 }));
+    assert_eq!(move_run(&session, &a, None).await.expect(200)["position"], 3);
+    let order = [c.clone(), b.clone(), a.clone()];
+    daemon.kill9().await;
+    daemon.start_again().await;
+    assert_eq!(queued_ids(&session).await, order);
+    let event = session.wait_for_run_event(&c, "run.moved").await;
+    assert_eq!(event.data, json!({ "before": a, "position": 1 }));
+    session.cancel_run(&active).await;
+    session.wait(&a).await;
+    let events = session.events().await;
+    journal_rules::check(&events);
+    let started = events.iter().filter(|event| event.kind == "run.started");
+    let started: Vec<_> = started.map(|event| event.run_id.clone().unwrap()).collect();
+    assert_eq!(started, [&[active], &order[..]].concat());
+}
+
+#[tokio::test]
+async fn only_queued_runs_can_be_moved_and_a_refused_move_changes_nothing() {
+    let daemon = TestDaemon::start().await;
+    let (session, active) = stuck(&daemon).await;
+    let [a, b] = [session.prompt("a").await, session.prompt("b").await];
+    let elsewhere = daemon.session("echo").await;
+    let foreign = elsewhere.prompt("x").await;
+    move_run(&session, &active, None).await.expect_refusal(409, "not_queued");
+    move_run(&session, &b, Some(&active)).await.expect_refusal(409, "not_queued");
+    move_run(&session, "run_nobody", None).await.expect_refusal(404, "not_found");
+    move_run(&session, &b, Some("run_nobody")).await.expect_refusal(404, "not_found");
+    move_run(&session, &b, Some(&foreign)).await.expect_refusal(404, "not_found");
+    let path = session.agent_path(&format!("/queue/{b}"));
+    session.client.patch(&path, &json!({ "after": a })).await.expect_refusal(400, "invalid_request");
+    assert_eq!(queued_ids(&session).await, [a, b]);
+    assert!(session.events().await.iter().all(|event| event.kind != "run.moved"));
+}
+
+#[tokio::test]
+async fn a_move_that_is_repeated_with_its_key_moves_once() {
+    let daemon = TestDaemon::start().await;
+    let (session, _) = stuck(&daemon).await;
+    let [a, b] = [session.prompt("a").await, session.prompt("b").await];
+    let path = session.agent_path(&format!("/queue/{b}"));
+    let keyed = session.client.with_key("k");
+    let first = keyed.patch(&path, &json!({ "before": a })).await.expect(200);
+    move_run(&session, &b, None).await.expect(200);
+    assert_eq!(keyed.patch(&path, &json!({ "before": a })).await.expect(200), first);
+    assert_eq!(queued_ids(&session).await, [a.clone(), b], "the repeat did not move it again");
+    keyed.patch(&path, &json!({})).await.expect_refusal(409, "idempotency_conflict");
+}
+
+#[tokio::test]
+async fn qd_queue_moves_a_run_to_a_place() {
+    let daemon = TestDaemon::start().await;
+    let (session, active) = stuck(&daemon).await;
+    let [a, b, c] = [session.prompt("a").await, session.prompt("b").await, session.prompt("c").await];
+    let id = session.id.as_str();
+    let moved = daemon.qd(&["queue", id, "--move", &c, "--to", "1"]).await.ok();
+    assert_eq!(moved, format!("{c} moved to place 1\n"));
+    assert_eq!(queued_ids(&session).await, [&c, &a, &b].map(Clone::clone));
+    daemon.qd(&["queue", id, "--move", &c, "--to", "2"]).await.ok();
+    assert_eq!(queued_ids(&session).await, [&a, &c, &b].map(Clone::clone));
+    let moved = daemon.qd(&["--json", "queue", id, "--move", &a, "--to", "99"]).await.json();
+    assert_eq!(moved, json!({ "run_id": a, "position": 3 }));
+    assert_eq!(queued_ids(&session).await, [c, b, a.clone()]);
+    for wrong in [&["--move", &a][..], &["--to", "1"], &["--move", &a, "--to", "0"]] {
+        assert_eq!(daemon.qd(&[&["queue", id], wrong].concat()).await.code, Some(2), "{wrong:?}");
+    }
+    let refused = daemon.qd(&["queue", id, "--move", &active, "--to", "1"]).await;
+    assert!(refused.code == Some(1) && refused.stderr.contains("does not wait in the queue"), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! Sessions: creating, changing, closing and purging them, session trees, and what they never reveal.
 
 use qd_testkit::{TestDaemon, journal_rules, script::*};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_session_shows_all_that_the_contract_names() {
@@ -236,10 +236,39 @@ async fn gc_counts_what_it_would_free_and_frees_it_only_when_told() {
     );
     let did = client.post("/v1/gc", &json!({ "older_than_days": 0 })).await.expect(200);
     assert_eq!(did["done"], true, "{did}");
+    assert!(did["freed_bytes"].as_u64() > Some(0), "{did}");
     assert_eq!(client.get("/v1/gc?older_than_days=0").await.expect(200)["closed_sessions"], 0);
     assert_eq!(open.messages().await[1]["parts"][0]["text"], "stays");
     assert_eq!(open.run_script(&[say("works")]).await["text"], "works");
     assert_eq!(blobs(&daemon).len(), 0, "nothing names the long prompt any more");
+}
+
+#[tokio::test]
+async fn gc_shows_the_search_index_and_makes_it_smaller() {
+    let daemon = TestDaemon::start().await;
+    let client = daemon.client();
+    let (closed, open) = (daemon.session("echo").await, daemon.session("echo").await);
+    let words: Vec<String> = (0..60_000).map(|n| format!("word{n}")).collect();
+    let run = closed.prompt(&words.join(" ")).await;
+    closed.wait(&run).await;
+    let kept = open.prompt("the needle stays").await;
+    open.wait(&kept).await;
+    let hits = async |words: &str| {
+        client.get(&format!("/v1/search?q={words}")).await.expect(200)["hits"].as_array().unwrap().len()
+    };
+    assert!(hits("word7").await > 0, "the index has everything");
+    let before = client.get("/v1/gc?older_than_days=0").await.expect(200);
+    let size = |report: &Value| report["derived_bytes"].as_u64().unwrap();
+    assert!(size(&before) > 0, "{before}");
+    closed.close().await;
+    closed.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
+    client.post("/v1/gc", &json!({ "older_than_days": 0 })).await.expect(200);
+    let after = client.get("/v1/gc?older_than_days=0").await.expect(200);
+    assert!(size(&after) < size(&before), "{before} {after}");
+    assert_eq!(after["derived_unused_bytes"], 0, "{after}");
+    assert_eq!((hits("word7").await, hits("needle").await), (0, 2), "the prompt and its echo are found");
+    let shown = daemon.qd(&["gc"]).await.ok();
+    assert!(shown.contains("\nindex ") && shown.contains(" in the index"), "{shown}");
 }
 
 #[tokio::test]

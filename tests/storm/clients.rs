@@ -103,6 +103,7 @@ impl StormClient {
             82..=84 if features.suspend && session.is_script => self.start_tree(&session).await,
             85..=90 => self.look_around(&session).await,
             91 => self.collect_garbage().await,
+            92..=94 => self.move_in_queue(&busy).await,
             _ => self.prompt(&session).await,
         }
     }
@@ -357,6 +358,28 @@ impl StormClient {
         let sent = self.deck.request(&client, Method::DELETE, &path, None, &[200, 404, 409]).await;
         if let Some((200, answer)) = sent {
             self.remember_cancelled(session, &answer["removed"]);
+        }
+    }
+
+    /// Moves a queued run before another one, or to the end. Either may have started or ended meanwhile.
+    async fn move_in_queue(&mut self, session: &StormSession) {
+        let Some((200, queue)) = self.get(&session.agent_path("/queue"), &[200, 404]).await else { return };
+        let queued: Vec<&Value> = queue.as_array().into_iter().flatten().collect();
+        if queued.is_empty() {
+            return;
+        }
+        let run = self.random.pick(&queued)["run_id"].as_str().unwrap_or_default().to_owned();
+        let before = match self.random.below(3) {
+            0 => Value::Null,
+            _ => self.random.pick(&queued)["run_id"].clone(),
+        };
+        let path = session.agent_path(&format!("/queue/{run}"));
+        let sent = self.send(Method::PATCH, &path, &json!({ "before": before }), &[200, 404, 409]).await;
+        if let Some((200, place)) = sent {
+            if place["run_id"] != run.as_str() || place["position"].as_u64().is_none_or(|place| place == 0) {
+                self.deck.violation(Some(&session.id), format!("a move of {run} was answered with {place}"));
+            }
+            self.deck.record(|record| record.count("moves"));
         }
     }
 

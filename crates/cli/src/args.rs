@@ -160,9 +160,10 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
 A new model applies from the next turn, a new policy to later asks. `policy` takes what --policy takes, `timeout` and
 `grace` take seconds.")]
     Set(SetArgs),
-    /// List a session's queued runs, or remove some
+    /// List a session's queued runs, remove some, or move one
     #[command(after_help = "Examples:
   qd queue nightly
+  qd queue nightly --move run_7x --to 1
   qd queue nightly --remove run_7x
   qd queue nightly --clear")]
     Queue(QueueArgs),
@@ -456,7 +457,10 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     },
     /// Print a shell completion script
     #[command(after_help = "Example:
-  qd completions bash > ~/.local/share/bash-completion/completions/qd")]
+  qd completions bash > ~/.local/share/bash-completion/completions/qd
+
+In bash, zsh and fish, Tab also offers the ids of sessions, fleets, asks and queued runs, with their titles. It asks the
+daemon that runs, and offers no ids if none runs or it does not answer within 1 s.")]
     Completions {
         /// Shell to generate the script for
         shell: clap_complete::Shell,

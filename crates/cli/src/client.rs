@@ -226,7 +226,7 @@ impl DaemonClient {
         path: &str,
         body: Option<Bytes>,
     ) -> Result<DaemonResponse> {
-        let key = (method == Method::POST).then(|| random_id("key_")).transpose()?;
+        let key = matches!(method, Method::POST | Method::PATCH).then(|| random_id("key_")).transpose()?;
         let mut delay = FIRST_RETRY_DELAY;
         let mut attempts = 1;
         loop {

@@ -101,8 +101,8 @@ impl DaemonLocator {
         DaemonClient::new(host, Some(token))
     }
 
-    /// A client that has not connected yet.
-    fn client(&self) -> Result<DaemonClient> {
+    /// A client that has not connected yet. It starts no daemon and prints nothing.
+    pub(crate) fn client(&self) -> Result<DaemonClient> {
         let host = self.explicit_host.clone().unwrap_or_else(|| DaemonHost::Unix(self.home.socket()));
         let token = match &host {
             DaemonHost::Unix(_) => None,

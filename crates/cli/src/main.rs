@@ -4,6 +4,7 @@
 
 mod args;
 mod client;
+mod completion;
 mod daemon;
 mod failure;
 mod output;
@@ -47,13 +48,15 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// Runs the hidden subcommands: worker, keeper, scripted agent, and the helper that gives a program its terminal. The
-/// daemon and these processes start each other. They have to start fast, so clap is not involved.
+/// Runs the hidden subcommands: worker, keeper, scripted agent, the helper that gives a program its terminal, and what a
+/// shell asks at a Tab. The daemon and its processes start each other. They have to start fast, so clap does not parse
+/// their arguments.
 fn run_internal_process() -> Option<ExitCode> {
     match std::env::args_os().nth(1)?.to_str()? {
         "__worker" => Some(qd_worker::host::main()),
         "__keeper" => Some(qd_keeper::keeper_process::main()),
         "__script" => Some(qd_worker::script::main()),
+        completion::COMPLETE_COMMAND => Some(completion::main()),
         qd_worker::tty::TTY_COMMAND => Some(qd_worker::tty::main()),
         _ => None,
     }

@@ -9,7 +9,15 @@ use qd_protocol::{RunId, SessionId};
 
 use crate::client::{DaemonClient, percent_encode};
 use crate::failure::{CliFailure, Result};
+use crate::output::CliOutput;
+use crate::render::session_cells::ShownIds;
 use crate::render::{session_cells, text};
+
+/// What verbs accept that watch something. An id of a session or fleet is shortened so that all of them accept it.
+pub(crate) const WATCHED_KINDS: [ReferenceKind; 3] =
+    [ReferenceKind::Session, ReferenceKind::Run, ReferenceKind::Fleet];
+/// A longer list shows whole ids, because shortening them would take longer than fetching them.
+const SHORTENED_IDS_MAX: usize = 1000;
 
 /// A whole session, or one of its runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,8 +96,7 @@ pub(crate) async fn resolve_target(client: &DaemonClient, text: &str) -> Result<
 
 /// Resolves a session, a run or a fleet.
 pub(crate) async fn resolve_watch_target(client: &DaemonClient, text: &str) -> Result<WatchTarget> {
-    let kinds = [ReferenceKind::Session, ReferenceKind::Run, ReferenceKind::Fleet];
-    let found = resolve_one(client, text, &kinds).await?;
+    let found = resolve_one(client, text, &WATCHED_KINDS).await?;
     match found.kind {
         ReferenceKind::Fleet => Ok(WatchTarget::Fleet(fleet_of_match(found))),
         ReferenceKind::Run => {
@@ -130,7 +137,7 @@ pub(crate) async fn resolve_ask(client: &DaemonClient, text: &str) -> Result<Str
 
 /// For each id, the shortest beginning that a verb taking these kinds accepts for it and for nothing else, at least four
 /// characters long. Ids stay whole if the daemon cannot shorten them, as one of an earlier release.
-pub(crate) async fn short_ids(
+async fn short_ids(
     client: &DaemonClient,
     kinds: &[ReferenceKind],
     ids: Vec<String>,
@@ -147,6 +154,19 @@ pub(crate) async fn short_ids(
         }
     }
     Ok(short)
+}
+
+/// How a list shows the ids of what it lists: short at a terminal, where people read and type them, elsewhere whole.
+pub(crate) async fn shown_ids(
+    out: &CliOutput,
+    client: &DaemonClient,
+    kinds: &[ReferenceKind],
+    ids: Vec<String>,
+) -> Result<ShownIds> {
+    if out.json || out.width().is_none() || ids.len() > SHORTENED_IDS_MAX {
+        return Ok(ShownIds::default());
+    }
+    Ok(ShownIds::shortened(short_ids(client, kinds, ids).await?))
 }
 
 async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {

@@ -282,6 +282,10 @@ pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<Update
         (EventBody::RunFinished(_), Some(id)) => state.run(id).cloned(),
         _ => None,
     };
+    let first_before = match &event.body {
+        EventBody::RunMoved(_) => state.runs.front().map(|run| run.id.clone()),
+        _ => None,
+    };
     let before = mail_id_of(&event.body).and_then(|id| state.mailbox_entry(id).cloned());
     evolve(state, event);
     let run_of = |id: &RunId| state.run(id).map(|run| run_row(state, run, None));
@@ -299,6 +303,12 @@ pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<Update
             | EventBody::UsageReported(_),
             Some(id),
         ) => run_of(id).into_iter().collect(),
+        (EventBody::RunMoved(_), Some(id)) => {
+            // A run that is no longer the first is queued now, even if it was accepted to start at once.
+            let first_after = state.runs.front().map(|run| run.id.clone());
+            let firsts = [first_before, first_after].into_iter().flatten().filter(|first| first != id);
+            [id.clone()].into_iter().chain(firsts).filter_map(|run| run_of(&run)).collect()
+        }
         (EventBody::AskOpened(opened), run) => {
             let ask = AskDoc::opened(opened.ask.clone());
             run.iter().filter_map(run_of).chain([UpdatedRow::Ask(ask)]).collect()
@@ -402,13 +412,14 @@ fn run_row(state: &SessionState, run: &UnfinishedRun, prompt: Option<RunPrompt>)
 
 fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
     let has_pending_ask = state.pending_asks().any(|ask| ask.run_id.as_ref() == Some(&run.id));
+    let is_first = state.runs.front().is_some_and(|first| first.id == run.id);
     RunDoc {
         session_id: state.id.clone(),
         state: match (&run.execution, run.position) {
             (Some(started), _) if started.suspended.is_some() => RunStatus::Suspended,
             (Some(_), _) if has_pending_ask => RunStatus::Waiting,
             (Some(_), _) => RunStatus::Running,
-            (None, 0) if !run.waits_for_slot => RunStatus::Accepted,
+            (None, 0) if !run.waits_for_slot && is_first => RunStatus::Accepted,
             (None, _) => RunStatus::Queued,
         },
         position: run.position,

@@ -27,6 +27,7 @@ const PLENTY: ActionBudget = ActionBudget {
     answers: 6,
     removes: 3,
     clears: 2,
+    moves: 5,
     halts: 3,
     fills: 3,
     policies: 1,

@@ -125,6 +125,19 @@ fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
 }
 
 #[test]
+fn no_order_of_moves_in_the_queue_breaks_the_contract() {
+    let budget = ActionBudget {
+        prompts: 3,
+        moves: 2,
+        halts: 1,
+        fills: 1,
+        steers: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk("moves, halt, slots", budget);
+}
+
+#[test]
 fn no_order_with_too_few_slots_and_an_idle_agent_breaks_the_contract() {
     let budget = ActionBudget {
         prompts: 3,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use qd_home::DaemonHome;
-use qd_journal::derived::{SearchFilter, SearchPosition, SearchWords};
+use qd_journal::derived::{DerivedSizes, SearchFilter, SearchPosition, SearchWords};
 use qd_journal::{DerivedDataError, DerivedStore, Journal, JournalActivity, JournalReadError};
 use qd_protocol::limits::{INDEX_FREE_BYTES, INDEX_WAIT_S};
 use qd_protocol::search::{IndexProgress, SearchHit, SearchPage};
@@ -215,10 +215,15 @@ impl DerivedData {
     }
 
     fn check_space(&self) -> Result<(), FollowError> {
-        // A file system that does not say how much is free is written to until it is full.
-        let is_too_little = rustix::fs::statvfs(&self.home)
-            .is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) < INDEX_FREE_BYTES);
-        if is_too_little { Err(FollowError::LittleSpace) } else { Ok(()) }
+        if self.has_space_for(0) { Ok(()) } else { Err(FollowError::LittleSpace) }
+    }
+
+    /// Whether this many bytes can be written and leave enough for the journal. A file system that does not say how much
+    /// is free is written to until it is full.
+    fn has_space_for(&self, bytes: u64) -> bool {
+        !rustix::fs::statvfs(&self.home).is_ok_and(|disk| {
+            disk.f_bavail.saturating_mul(disk.f_frsize) < INDEX_FREE_BYTES.saturating_add(bytes)
+        })
     }
 
     async fn remove_purged(&self, journal: &Journal) -> Result<(), FollowError> {
@@ -309,6 +314,28 @@ impl Daemon {
         let next_before = hits.last().filter(|_| has_more).map(|(position, _)| position.to_string());
         let hits: Vec<SearchHit> = hits.into_iter().map(|(_, hit)| hit).collect();
         Ok(SearchPage { hits, next_before, complete, index: IndexProgress { indexed_seq, journal_seq } })
+    }
+
+    /// The disk space of the derived data. Zero while the file cannot be read.
+    pub(crate) async fn derived_sizes(&self) -> DerivedSizes {
+        self.derived.with_store(|store| store.sizes()).await.unwrap_or_default()
+    }
+
+    /// Removes purged sessions from the derived data, and gives the space that it no longer uses back to the disk. Returns
+    /// the bytes that were freed. Failing is only logged: the data can be derived again, so nobody depends on it.
+    pub(crate) async fn shrink_derived(&self) -> u64 {
+        let before = self.derived_sizes().await;
+        self.derived.catch_up(&self.journal).await;
+        let shrunk = match self.derived_sizes().await {
+            DerivedSizes { unused: 0, .. } => return 0,
+            // The file is written once more before the old one is given up.
+            sizes if !self.derived.has_space_for(sizes.files) => Err(FollowError::LittleSpace),
+            _ => self.derived.with_store(|store| store.shrink()).await.map_err(FollowError::from),
+        };
+        if let Err(error) = shrunk {
+            tracing::warn!(%error, "the search index could not be made smaller");
+        }
+        before.files.saturating_sub(self.derived_sizes().await.files)
     }
 
     /// Adds up the usage that was reported at a time or later.

@@ -9,7 +9,7 @@ use qd_core::policy;
 use qd_core::rows::SessionDoc;
 use qd_core::session::{SessionCommand, SessionState, SettingsUpdate};
 use qd_journal::{
-    AppendRequest, EventFilter, EventTopic, IdempotencyRecord, NewEvent, RowChange, SessionKey,
+    AppendRequest, EventFilter, EventTopic, IdempotencyRecord, NewEvent, RowChange, SessionFilter, SessionKey,
 };
 use qd_protocol::api::{NewSession, Session, SessionPatch};
 use qd_protocol::event::{EventBody, FleetMembership, SessionCreated, SessionLimits};
@@ -23,6 +23,7 @@ use qd_protocol::{ApiError, ErrorCode, SessionId};
 use crate::actor::{ChildCreation, IdempotencyKey, encode_failed, session_row};
 use crate::clock::read_clocks;
 use crate::daemon::{Daemon, SessionAddress, append_failed, read_failed};
+use crate::http::unreadable_row;
 use crate::invalid_value;
 use crate::random;
 use crate::workspaces::WorkspaceEntry;
@@ -44,6 +45,12 @@ impl Daemon {
         key: Option<IdempotencyKey>,
     ) -> Result<Session, ApiError> {
         check_env(&new.env)?;
+        // Held until the session is journalled: of two that want the same conversation, the second sees the first.
+        let mut _one_at_a_time = None;
+        if let Some(conversation) = &new.agent_session_id {
+            _one_at_a_time = Some(self.key_locks.lock(format!("conversation {conversation}")).await);
+            self.check_conversation_is_free(conversation).await?;
+        }
         let parent = match &new.parent {
             Some(parent) => Some(self.find_parent(workspace, parent).await?),
             None => None,
@@ -87,6 +94,31 @@ impl Daemon {
             return Err(error);
         }
         Ok(view)
+    }
+
+    /// Refuses a conversation that an open session already has. Two agents would write to it without knowing of each
+    /// other. A session that is closing counts, because its agent may still write. One in a workspace that was removed
+    /// does not, because nobody can reach it.
+    async fn check_conversation_is_free(&self, conversation: &str) -> Result<(), ApiError> {
+        let open = SessionFilter { open_only: true, ..SessionFilter::default() };
+        let rows = self.journal.sessions(open, None, usize::MAX).await.map_err(read_failed)?;
+        for row in rows.into_iter().filter(|row| self.workspaces.by_key(row.workspace).is_some()) {
+            let doc: SessionDoc =
+                serde_json::from_slice(&row.doc).map_err(unreadable_row("session", &row.id))?;
+            if doc.session.agent_session_id.as_deref() != Some(conversation) {
+                continue;
+            }
+            let id = &row.id;
+            let next = match doc.session.closing {
+                true => "it is closing; try again when it is closed".to_owned(),
+                false => format!("continue it with `qd run --session {id} PROMPT`, or close it"),
+            };
+            let message = format!("session {id} has this conversation already; {next}");
+            return Err(
+                ApiError::new(ErrorCode::ConversationInUse, message).with_detail("session_id", id.as_str())
+            );
+        }
+        Ok(())
     }
 
     /// Stores the environment variables of a session that is about to be created, for its agent to start with.

@@ -130,6 +130,15 @@ impl DerivedDataError {
     }
 }
 
+/// The disk space that the derived data takes up, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DerivedSizes {
+    /// The database file with SQLite's log.
+    pub files: u64,
+    /// Free space inside the database file, which [`DerivedStore::shrink`] gives back.
+    pub unused: u64,
+}
+
 /// The database of derived data of one home. All methods block. Only one store may write to a home, which the journal's
 /// lock ensures.
 #[derive(Debug)]
@@ -189,6 +198,32 @@ impl DerivedStore {
     /// Removes everything of the sessions that are not in `existing`: they were purged.
     pub fn remove_other_sessions(&self, existing: &[SessionKey]) -> Result<usize, DerivedDataError> {
         self.write(|db| changes::remove_other_sessions(db, existing))
+    }
+
+    /// How large the file and its log are, and how much of the file is unused.
+    pub fn sizes(&self) -> Result<DerivedSizes, DerivedDataError> {
+        let unused = self.read(|db, _| {
+            let pragma = |name: &str| db.query_row(&format!("PRAGMA {name}"), [], |row| row.get(0));
+            Ok(from_sql_int(pragma("freelist_count")?) * from_sql_int(pragma("page_size")?))
+        })?;
+        let length = |file: &str| self.home.join(file).metadata().map_or(0, |metadata| metadata.len());
+        Ok(DerivedSizes { files: DERIVED_FILES.into_iter().map(length).sum(), unused })
+    }
+
+    /// Gives the unused space of the file back to the file system. Searches go on meanwhile, changes wait. It needs as
+    /// much space as the file has, beside the file and again for temporary files.
+    pub fn shrink(&self) -> Result<(), DerivedDataError> {
+        let connections = self.connections.read();
+        let connections = connections.as_ref().ok_or(DerivedDataError::NotOpen)?;
+        let writer = connections.writer.lock();
+        // The copy would otherwise be made in memory, however large it is.
+        writer.execute_batch("PRAGMA temp_store = FILE")?;
+        let vacuumed = writer.execute_batch("VACUUM");
+        writer.execute_batch("PRAGMA temp_store = MEMORY")?;
+        vacuumed?;
+        // The log has the whole file now. If a search still reads it, it is emptied later.
+        writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+        Ok(())
     }
 
     fn write<T>(

@@ -441,6 +441,23 @@ pub struct QueueEntry {
     pub accepted_at: Millis,
 }
 
+/// Body of `PATCH …/queue/{run}`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QueueMove {
+    /// The queued run that is to come next after this one. Null or absent: move to the end of the queue.
+    #[serde(default)]
+    pub before: Option<RunId>,
+}
+
+/// Where a moved run waits now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct QueuePlace {
+    pub run_id: RunId,
+    /// Place in the queue, from 1.
+    pub position: u32,
+}
+
 /// A message of a session's conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Message {
@@ -674,6 +691,12 @@ pub struct GcReport {
     pub journal_bytes: u64,
     /// Size of the texts and files stored beside the journal, in bytes.
     pub blob_bytes: u64,
+    /// Size of `derived.db`, the index that searches and usage sums are answered from, in bytes.
+    #[serde(default)]
+    pub derived_bytes: u64,
+    /// Unused space inside `derived.db`, in bytes. It is reused, or given back to the disk.
+    #[serde(default)]
+    pub derived_unused_bytes: u64,
     /// Size of the daemon's log file, in bytes.
     pub log_bytes: u64,
     /// Sessions that have been closed for at least `older_than_days`.

@@ -87,6 +87,8 @@ codes! {
     AgentUnavailable = "agent_unavailable", 409;
     /// A setting of the agent lets it act without asking, and cannot be overridden. The details name the setting.
     AgentOverridesPolicy = "agent_overrides_policy", 409;
+    /// An open session already has the agent's conversation. `details` has its `session_id`.
+    ConversationInUse = "conversation_in_use", 409;
     /// The session's agent has no terminal, or is not running.
     NoTerminal = "no_terminal", 409;
     /// The session has no worktree, or it has not been created yet.

@@ -123,6 +123,12 @@ pub(crate) struct QueueArgs {
     /// Remove all queued runs; the active run goes on
     #[arg(long)]
     pub(crate) clear: bool,
+    /// Move this run to another place in the queue
+    #[arg(long = "move", value_name = "RUN", requires = "to", conflicts_with_all = ["clear", "remove"])]
+    pub(crate) moved_run: Option<String>,
+    /// The place to move it to: 1 is next; a number beyond the end means the end
+    #[arg(long, value_name = "PLACE", requires = "moved_run", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) to: Option<u32>,
 }
 
 /// `qd wait`.

@@ -8,6 +8,7 @@ use qd_protocol::event::{
 use qd_protocol::{FinishReason, RunId, TokenUsage};
 use serde_json::Value;
 
+use super::session_cells::outcome_word;
 use super::style::TextStyle;
 use super::{ask, text, tool};
 
@@ -138,6 +139,9 @@ impl ConversationRenderer {
                 };
                 self.push_aside(out, &style.dim(&format!("queued at {}: {why}", queued.position)));
             }
+            EventBody::RunMoved(moved) => {
+                self.push_aside(out, &style.dim(&format!("moved to place {} in the queue", moved.position)));
+            }
             EventBody::RunCancelRequested(cancel) => {
                 let reason = cancel
                     .reason
@@ -260,7 +264,7 @@ impl ConversationRenderer {
         let style = self.options.style;
         match finished.finish_reason {
             FinishReason::EndTurn => {}
-            FinishReason::Cancelled => self.push_aside(out, &style.dim("cancelled")),
+            reason @ FinishReason::Cancelled => self.push_aside(out, &style.dim(outcome_word(reason))),
             other => self.push_aside(out, &style.red(&describe_failure(other, finished))),
         }
         if finished.processes.survivors > 0 {
@@ -305,29 +309,13 @@ fn describe_usage(usage: TokenUsage) -> Option<String> {
     Some(format!("used {input_tokens} tokens in, {output_tokens} out{money}"))
 }
 
-/// The name of a finish reason, as in JSON.
-pub(crate) fn finish_reason_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::EndTurn => "end_turn",
-        FinishReason::Cancelled => "cancelled",
-        FinishReason::Error => "error",
-        FinishReason::MaxTokens => "max_tokens",
-        FinishReason::MaxTurns => "max_turns",
-        FinishReason::BudgetExceeded => "budget_exceeded",
-        FinishReason::Timeout => "timeout",
-        FinishReason::Refused => "refused",
-        FinishReason::Interrupted => "interrupted",
-    }
-}
-
 /// Why a run failed, with the last lines of the agent's stderr.
 fn describe_failure(reason: FinishReason, finished: &RunFinished) -> String {
     let Some(error) = &finished.error else {
         let lost = if reason == FinishReason::Interrupted { " (its worker was lost)" } else { "" };
-        return format!("run ended: {}{lost}", finish_reason_name(reason));
+        return format!("run {}{lost}", outcome_word(reason));
     };
-    let mut line =
-        format!("run ended: {}: {}", finish_reason_name(reason), text::strip_controls(&error.message));
+    let mut line = format!("run {}: {}", outcome_word(reason), text::strip_controls(&error.message));
     if let Some(status) = error.exit_status {
         line.push_str(&format!(" (exit status {status})"));
     }

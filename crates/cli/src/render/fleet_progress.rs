@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use qd_protocol::event::{EventBody, FinishReason};
+use qd_protocol::event::EventBody;
 use qd_protocol::fleet::{Fleet, FleetSpec, FleetStatus, TriggerOutcome};
 use qd_protocol::{Event, Millis, SessionId};
 
 use super::style::TextStyle;
-use super::{text, tool};
+use super::{session_cells, text, tool};
 
 /// How much of a session's last line is kept. The terminal's width cuts it further.
 const LAST_LINE_CHARS: usize = 200;
@@ -256,10 +256,10 @@ impl SessionProgress {
                 let why =
                     finished.error.as_ref().map(|error| text::first_line(&error.message, LAST_LINE_CHARS));
                 self.last_line = why.filter(|_| outcome == TriggerOutcome::Failed).unwrap_or(head);
-                let reason = finish_word(finished.finish_reason);
+                let outcome = session_cells::outcome_word(finished.finish_reason);
                 let last =
                     if self.last_line.is_empty() { String::new() } else { format!(": {}", self.last_line) };
-                return Some(format!("{reason}{last}"));
+                return Some(format!("{outcome}{last}"));
             }
             _ => {}
         }
@@ -383,16 +383,6 @@ pub(crate) fn styled_fleet_state(state: FleetStatus, style: TextStyle) -> String
         FleetStatus::Done => style.green("done"),
         FleetStatus::Failed => style.red("failed"),
         FleetStatus::Cancelled => style.dim("cancelled"),
-    }
-}
-
-fn finish_word(reason: FinishReason) -> String {
-    match reason {
-        FinishReason::EndTurn => "done".to_owned(),
-        other => serde_json::to_value(other)
-            .ok()
-            .and_then(|word| word.as_str().map(|word| word.replace('_', " ")))
-            .unwrap_or_else(|| "failed".to_owned()),
     }
 }
 

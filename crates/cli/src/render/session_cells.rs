@@ -16,9 +16,29 @@ pub(crate) const TITLE_CHARS: usize = 40;
 /// Stands for unmerged work that could not be determined in time.
 const UNKNOWN_CHANGES: &str = "…";
 
-/// An id as lists show it, and as commands accept it.
-pub(crate) fn shown_id(id: &impl ToString) -> String {
-    id.to_string()
+/// How lists show ids: short for people at a terminal, whole for programs. Commands accept both.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ShownIds {
+    /// Whole ids with their short forms. Every other id is shown whole.
+    short: HashMap<String, String>,
+}
+
+impl ShownIds {
+    /// Shows these ids by their short forms.
+    pub(crate) fn shortened(short: HashMap<String, String>) -> Self {
+        Self { short }
+    }
+
+    /// Shows the ids of both by their short forms.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.short.extend(other.short);
+        self
+    }
+
+    pub(crate) fn shown(&self, id: &impl ToString) -> String {
+        let id = id.to_string();
+        self.short.get(&id).cloned().unwrap_or(id)
+    }
 }
 
 /// The title, else the beginning of the first prompt.

@@ -7,7 +7,7 @@ use qd_protocol::api::Session;
 use qd_protocol::event::Ask;
 use qd_protocol::{Millis, SessionId, WorkspaceId};
 
-use super::session_cells::{self, UnmergedWork};
+use super::session_cells::{self, ShownIds, UnmergedWork};
 use super::table::TextTable;
 use super::text;
 
@@ -21,6 +21,7 @@ const STATE_WIDTH_MIN: usize = 15;
 pub(crate) struct SessionListFacts {
     /// The paths of workspaces. One that is gone is shown by its id.
     pub(crate) paths: HashMap<WorkspaceId, String>,
+    pub(crate) ids: ShownIds,
     /// How many open asks sessions have.
     pub(crate) open_asks: HashMap<SessionId, usize>,
     /// Why prompts of idle sessions wait.
@@ -61,7 +62,7 @@ pub(crate) fn session_table(sessions: &mut [Session], facts: &SessionListFacts, 
         let path =
             facts.paths.get(&session.workspace_id).map_or(session.workspace_id.as_str(), String::as_str);
         let cells = [
-            session_cells::shown_id(&session.id),
+            facts.ids.shown(&session.id),
             session_cells::describe_state(session, asks, facts.queue_reason),
             text::format_age(session_cells::last_activity(session), now),
             text::format_dollars(session.usage.cost_usd),

@@ -11,7 +11,7 @@ use qd_protocol::{FinishReason, FleetId, Millis, SessionId};
 use serde::Serialize;
 
 use super::ask;
-use super::session_cells::{self, ChangedLines, TITLE_CHARS, UnmergedWork};
+use super::session_cells::{self, ChangedLines, ShownIds, TITLE_CHARS, UnmergedWork};
 use super::style::{CellColour, TextStyle};
 use super::table::TextTable;
 use super::text;
@@ -24,6 +24,7 @@ const INDENT: &str = "  ";
 /// What the daemon lists.
 #[derive(Debug, Default)]
 pub(crate) struct StatusFacts {
+    pub(crate) ids: ShownIds,
     pub(crate) sessions: Vec<Session>,
     pub(crate) fleets: Vec<Fleet>,
     /// Open asks, oldest first.
@@ -143,6 +144,17 @@ impl StatusReport {
         }
     }
 
+    /// The ids of the sessions and fleets that have a line.
+    pub(crate) fn listed_work(&self) -> Vec<String> {
+        let listed = [&self.working, &self.finished].map(|entries| entries.iter().take(LINES_MAX));
+        listed.into_iter().flatten().map(|entry| entry.id.clone()).collect()
+    }
+
+    /// The ids of the asks that have a line.
+    pub(crate) fn listed_asks(&self) -> Vec<String> {
+        self.needs_you.iter().take(LINES_MAX).map(|entry| entry.ask_id.clone()).collect()
+    }
+
     /// The report as text. Each section has a heading with its count.
     pub(crate) fn render(&self, style: TextStyle, width: Option<usize>, now: Millis) -> String {
         let mut out = String::new();
@@ -214,7 +226,7 @@ impl StatusFacts {
         let session = ask.session_id.as_ref().and_then(|id| self.session(id));
         let fleet = ask.fleet_id.as_ref().and_then(|id| self.fleets.iter().find(|fleet| fleet.id == *id));
         let title = session.map(session_cells::shown_title).or_else(|| fleet.map(fleet_title));
-        let id = session_cells::shown_id(&ask.id);
+        let id = self.ids.shown(&ask.id);
         let next = match (ask.kind, ask.risk) {
             // It shows the request whole, so nobody approves what a line has cut off.
             (AskKind::Permission, Risk::Medium | Risk::High) => format!("qd asks {id}"),
@@ -246,7 +258,7 @@ impl StatusFacts {
             cost_usd: session.usage.cost_usd,
             added: lines.map(|lines| lines.added),
             removed: lines.map(|lines| lines.removed),
-            next: format!("qd attach {}", session_cells::shown_id(&session.id)),
+            next: format!("qd attach {}", self.ids.shown(&session.id)),
             changes: self.unmerged_work.cell(session),
             colour: session_cells::state_colour(session, 0),
         }
@@ -262,7 +274,7 @@ impl StatusFacts {
         WorkEntry {
             state: session_cells::outcome_word(last.finish_reason).to_owned(),
             at: last.finished_at,
-            next: format!("qd {verb} {}", session_cells::shown_id(&session.id)),
+            next: format!("qd {verb} {}", self.ids.shown(&session.id)),
             colour: session_cells::outcome_colour(last.finish_reason),
             ..self.working_entry(session, "")
         }
@@ -279,7 +291,7 @@ impl StatusFacts {
             sum.added += work.added;
             sum.removed += work.removed;
         }
-        let id = session_cells::shown_id(&fleet.id);
+        let id = self.ids.shown(&fleet.id);
         let (next, colour) = match (fleet.state, lines) {
             (FleetStatus::Running | FleetStatus::Waiting, _) => {
                 (format!("qd attach {id}"), CellColour::Active)

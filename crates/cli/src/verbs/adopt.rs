@@ -4,7 +4,6 @@
 
 use std::path::Path;
 
-use anyhow::anyhow;
 use qd_catalog::Catalog;
 use qd_catalog::conversations::{AgentConversation, can_adopt, list_conversations};
 use qd_protocol::Millis;
@@ -35,9 +34,9 @@ pub(crate) async fn adopt(context: &VerbContext, flags: &AdoptArgs) -> Result<Cl
                        be elsewhere; run `qd adopt` there, without them";
         return Err(CliFailure::Usage(message.to_owned()));
     }
-    let sessions: Vec<Session> = client.list("/v1/sessions?open=true").await?;
     let directory = workspace::resolve_directory(flags.dir.as_deref())?;
     let Some(id) = &flags.id else {
+        let sessions: Vec<Session> = client.list("/v1/sessions?open=true").await?;
         let wanted = (!flags.all).then_some(directory.as_path());
         return print_list(context, &find_conversations(&manifests, wanted), &sessions, flags.all);
     };
@@ -46,15 +45,6 @@ pub(crate) async fn adopt(context: &VerbContext, flags: &AdoptArgs) -> Result<Cl
         found = with_prefix(find_conversations(&manifests, None), id);
     }
     let conversation = choose_conversation(found, id)?;
-    if let Some(session) = session_of(&sessions, &conversation) {
-        let (agent, id) = (&conversation.agent, &session.id);
-        let next = match session.closing {
-            // Its agent may still write to the conversation.
-            true => "it is closing; try again when it is closed".to_owned(),
-            false => format!("continue it with `qd run --session {id} PROMPT`"),
-        };
-        return Err(anyhow!("this conversation of {agent} is session {id} already; {next}").into());
-    }
     let session = create_session(&client, conversation).await?;
     if context.out.json {
         context.out.print_json(&session)?;

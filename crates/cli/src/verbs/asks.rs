@@ -15,6 +15,7 @@ use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
 use crate::render::asks_table::{DecidedAskRow, OpenAskRow, decided_asks, open_asks};
+use crate::render::session_cells::ShownIds;
 use crate::render::{ask, text};
 
 /// Lists open asks. On a terminal it then goes through them one by one.
@@ -27,10 +28,10 @@ pub(crate) async fn asks(context: &VerbContext) -> Result<CliExitCode> {
     }
     let asks: Vec<Ask> = asks.into_iter().map(|record| record.ask).collect();
     let titles = AskTitles::load(&client, &asks).await?;
-    let ids = display_ids(context, &client, &asks).await?;
+    let ids = shown_ask_ids(context, &client, &asks).await?;
     let row = |ask: &Ask| OpenAskRow {
         risk: (ask.kind == AskKind::Permission).then_some(ask.risk),
-        id: ids[ask.id.as_str()].clone(),
+        id: ids.shown(&ask.id),
         opened_at: ask.opened_at,
         title: titles.title(ask),
         summary: ask::summarize(ask),
@@ -82,12 +83,12 @@ pub(crate) async fn history(context: &VerbContext, limit: usize) -> Result<CliEx
     }
     let asks: Vec<Ask> = records.iter().map(|record| record.ask.clone()).collect();
     let titles = AskTitles::load(&client, &asks).await?;
-    let ids = display_ids(context, &client, &asks).await?;
+    let ids = shown_ask_ids(context, &client, &asks).await?;
     let row = |record: &AskRecord| DecidedAskRow {
         at: record.resolved_at.unwrap_or(record.ask.opened_at),
         outcome: ask::describe_outcome(record.ask.state, record.ask.answer.as_ref()),
         by: describe_decider(record),
-        id: ids[record.ask.id.as_str()].clone(),
+        id: ids.shown(&record.ask.id),
         title: titles.title(&record.ask),
         summary: ask::summarize(&record.ask),
     };
@@ -156,17 +157,9 @@ impl AskTitles {
     }
 }
 
-/// The ids as they are shown: short on a terminal, elsewhere whole.
-async fn display_ids(
-    context: &VerbContext,
-    client: &DaemonClient,
-    asks: &[Ask],
-) -> Result<HashMap<String, String>> {
+async fn shown_ask_ids(context: &VerbContext, client: &DaemonClient, asks: &[Ask]) -> Result<ShownIds> {
     let ids = asks.iter().map(|ask| ask.id.to_string()).collect();
-    if context.out.width().is_some() {
-        return refs::short_ids(client, &[ReferenceKind::Ask], ids).await;
-    }
-    Ok(ids.into_iter().map(|id| (id.clone(), id)).collect())
+    refs::shown_ids(&context.out, client, &[ReferenceKind::Ask], ids).await
 }
 
 /// The newest asks that were answered, at most so many.

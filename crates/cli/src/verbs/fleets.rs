@@ -29,11 +29,13 @@ pub(crate) async fn list_fleets(context: &VerbContext, name: &str) -> Result<Cli
         context.out.print_json(&fleets)?;
         return Ok(CliExitCode::Success);
     }
+    let ids = fleets.iter().map(|(_, fleet)| fleet.id.to_string()).collect();
+    let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
     let now = Millis::now();
     let mut table = TextTable::new(&["ID", "STATE", "SESSIONS", "AGE", "TASK", "WORKSPACE"]);
     for (workspace, fleet) in &fleets {
         table.add_row([
-            fleet.id.to_string(),
+            ids.shown(&fleet.id),
             text::wire_name(&fleet.state),
             count_sessions(fleet),
             text::format_age(fleet.created_at, now),
@@ -56,12 +58,14 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     let sessions: Vec<Session> = client.list(&format!("/v1/workspaces/{}/sessions", fleet.workspace)).await?;
     let sessions: HashMap<SessionId, Session> =
         sessions.into_iter().map(|session| (session.id.clone(), session)).collect();
+    let ids = view.sessions.values().map(|member| member.session_id.to_string()).collect();
+    let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
     let mut table = TextTable::new(&["NAME", "ID", "AGENT", "STATE", "COST"]);
     for (name, member) in &view.sessions {
         let session = sessions.get(&member.session_id);
         table.add_row([
             name.clone(),
-            member.session_id.to_string(),
+            ids.shown(&member.session_id),
             session.map_or_else(|| "-".to_owned(), |session| session.agent.clone()),
             text::wire_name(&member.state),
             session.map_or_else(|| "-".to_owned(), |session| text::format_dollars(session.usage.cost_usd)),

@@ -31,11 +31,12 @@ pub(crate) async fn gc(context: &VerbContext, older_than_days: u32, yes: bool) -
 
 fn sizes(gc: &GcReport, days: u32) -> String {
     format!(
-        "journal     {}\nblobs       {}\nlog         {}\n\
+        "journal     {}\nblobs       {}\nindex       {}\nlog         {}\n\
          would free  {} sessions closed for {days} days or more, with {} events, and {} files ({})\n\
-         would merge {} events of streamed text ({})\nunused      {} in the journal, which it reuses\n",
+         would merge {} events of streamed text ({})\nunused      {} in the journal and {} in the index, which they reuse\n",
         format_size(gc.journal_bytes),
         format_size(gc.blob_bytes),
+        format_size(gc.derived_bytes),
         format_size(gc.log_bytes),
         gc.closed_sessions,
         gc.closed_events,
@@ -44,6 +45,7 @@ fn sizes(gc: &GcReport, days: u32) -> String {
         gc.mergeable_events,
         format_size(gc.mergeable_bytes),
         format_size(gc.unused_bytes),
+        format_size(gc.derived_unused_bytes),
     )
 }
 
@@ -56,10 +58,12 @@ mod tests {
         let gc =
             GcReport { journal_bytes: 2048, closed_sessions: 3, closed_events: 9, ..GcReport::default() };
         let gc = GcReport { mergeable_events: 700, mergeable_bytes: 4096, unused_bytes: 8192, ..gc };
+        let gc = GcReport { derived_bytes: 3072, derived_unused_bytes: 1024, ..gc };
         let text = sizes(&gc, 7);
-        let end = "would merge 700 events of streamed text (4.0 KiB)\nunused      8.0 KiB in the journal, which it reuses\n";
+        let end = "would merge 700 events of streamed text (4.0 KiB)\n\
+                   unused      8.0 KiB in the journal and 1.0 KiB in the index, which they reuse\n";
         assert!(text.ends_with(end), "{text}");
-        assert!(text.starts_with("journal     2.0 KiB\nblobs       0 B\n"), "{text}");
+        assert!(text.starts_with("journal     2.0 KiB\nblobs       0 B\nindex       3.0 KiB\n"), "{text}");
         assert!(
             text.contains("3 sessions closed for 7 days or more, with 9 events, and 0 files (0 B)\n"),
             "{text}"

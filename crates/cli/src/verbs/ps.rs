@@ -10,6 +10,7 @@ use super::unmerged_work::fetch_unmerged_work;
 use crate::args::SessionCondition;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, Result};
+use crate::refs;
 use crate::render::session_table::{SessionListFacts, count_asks, session_table};
 use crate::render::{session_cells, text};
 
@@ -44,7 +45,7 @@ pub(crate) async fn ps(
         context.out.print_json(&sessions)?;
         return Ok(CliExitCode::Success);
     }
-    let facts = fetch_facts(&client, &sessions, &workspaces).await?;
+    let facts = fetch_facts(context, &client, &sessions, &workspaces).await?;
     let table = session_table(&mut sessions, &facts, now);
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     if left_out > 0 {
@@ -75,6 +76,7 @@ fn describe_left_out(count: usize) -> String {
 }
 
 async fn fetch_facts(
+    context: &VerbContext,
     client: &DaemonClient,
     sessions: &[Session],
     workspaces: &[Workspace],
@@ -89,6 +91,8 @@ async fn fetch_facts(
     {
         facts.queue_reason = "halted";
     }
+    let ids = sessions.iter().map(|session| session.id.to_string()).collect();
+    facts.ids = refs::shown_ids(&context.out, client, &refs::WATCHED_KINDS, ids).await?;
     facts.unmerged_work = fetch_unmerged_work(client, sessions).await;
     Ok(facts)
 }

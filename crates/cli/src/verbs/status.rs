@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use qd_home::LastLook;
 use qd_protocol::Millis;
-use qd_protocol::api::{HaltStatus, Workspace};
+use qd_protocol::api::{HaltStatus, ReferenceKind, Workspace};
 use qd_protocol::fleet::Fleet;
 
 use super::VerbContext;
@@ -14,7 +14,8 @@ use super::unmerged_work::fetch_unmerged_work;
 use crate::args::StatusArgs;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, Result};
-use crate::render::session_cells::UnmergedWork;
+use crate::refs;
+use crate::render::session_cells::{ShownIds, UnmergedWork};
 use crate::render::status_report::{ReportPeriod, StatusFacts, StatusReport};
 use crate::render::text;
 
@@ -31,7 +32,8 @@ pub(crate) async fn status(context: &VerbContext, flags: &StatusArgs) -> Result<
     let host = client.host().to_string();
     let last = context.locator.home.last_look(&host);
     let period = report_period(flags.since, last, now);
-    let facts = fetch_facts(&client).await?;
+    let mut facts = fetch_facts(&client).await?;
+    facts.ids = shown_ids(context, &client, &StatusReport::new(&facts, &period)).await?;
     let report = StatusReport::new(&facts, &period);
     if context.out.json {
         context.out.print_json(&report)?;
@@ -83,6 +85,7 @@ async fn fetch_facts(client: &DaemonClient) -> Result<StatusFacts> {
     }
     let halt = Some(halt?).filter(|halt| halt.halted);
     let mut facts = StatusFacts {
+        ids: ShownIds::default(),
         sessions: sessions?,
         fleets,
         asks: asks?,
@@ -91,6 +94,13 @@ async fn fetch_facts(client: &DaemonClient) -> Result<StatusFacts> {
     };
     facts.unmerged_work = fetch_unmerged_work(client, &facts.sessions).await;
     Ok(facts)
+}
+
+/// How the ids in the lines of a report are shown. Asks are shortened apart from the rest, because other verbs take them.
+async fn shown_ids(context: &VerbContext, client: &DaemonClient, report: &StatusReport) -> Result<ShownIds> {
+    let (watched, asks) = (report.listed_work(), report.listed_asks());
+    let watched = refs::shown_ids(&context.out, client, &refs::WATCHED_KINDS, watched).await?;
+    Ok(watched.and(refs::shown_ids(&context.out, client, &[ReferenceKind::Ask], asks).await?))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
+use crate::refs;
 use crate::render::session_cells;
 use crate::render::table::TextTable;
 use crate::render::text;
@@ -28,11 +29,13 @@ pub(crate) async fn tree(context: &VerbContext, all: bool) -> Result<CliExitCode
         context.out.print_json(&shown)?;
         return Ok(CliExitCode::Success);
     }
+    let ids = rows.iter().map(|row| row.session.id.to_string()).collect();
+    let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
     let mut table = TextTable::new(&["SESSION", "AGENT", "STATE", "AGE", "COST", "TREE", "TITLE"]);
     for row in &rows {
         let session = row.session;
         table.add_row([
-            format!("{}{}", row.branch, session.id),
+            format!("{}{}", row.branch, ids.shown(&session.id)),
             session.agent.clone(),
             session_cells::describe_state(session, 0, "held"),
             text::format_age(session.created_at, Millis::now()),

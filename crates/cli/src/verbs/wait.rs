@@ -18,8 +18,8 @@ use crate::client::DaemonClient;
 use crate::client::stream::EventStream;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs::{self, ResolvedFleet, ResolvedSession, WatchTarget};
-use crate::render::ask;
-use crate::render::conversation::finish_reason_name;
+use crate::render::session_cells::outcome_word;
+use crate::render::{ask, text};
 
 /// How long one request waits before it is repeated.
 const REQUEST_WAIT_S: u64 = 60;
@@ -118,10 +118,10 @@ async fn wait_for_all(
                 (fleet.id.clone(), wait_for_fleet(context, client, fleet).await?.into())
             }
         };
-        let WaitOutcome { word, exit } = outcome;
+        let WaitOutcome { name, word, exit } = outcome;
         worst = worst.max(exit);
         if context.out.json {
-            answers.push(json!({ "id": id, "finish_reason": word, "exit_code": exit as u8 }));
+            answers.push(json!({ "id": id, "finish_reason": name, "exit_code": exit as u8 }));
         } else {
             context.out.print_line(&format!("{id} {}", word.unwrap_or("idle")))?;
         }
@@ -134,6 +134,9 @@ async fn wait_for_all(
 
 /// How a target ended. Without a word it never ran.
 struct WaitOutcome {
+    /// The outcome as JSON has it.
+    name: Option<String>,
+    /// The outcome in the words of people.
     word: Option<&'static str>,
     exit: CliExitCode,
 }
@@ -141,7 +144,7 @@ struct WaitOutcome {
 impl From<Option<FinishReason>> for WaitOutcome {
     fn from(reason: Option<FinishReason>) -> Self {
         let exit = reason.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
-        Self { word: reason.map(finish_reason_name), exit }
+        Self { name: reason.as_ref().map(text::wire_name), word: reason.map(outcome_word), exit }
     }
 }
 
@@ -154,7 +157,7 @@ impl From<FleetStatus> for WaitOutcome {
                 ("failed", CliExitCode::Failed)
             }
         };
-        Self { word: Some(word), exit }
+        Self { name: Some(word.to_owned()), word: Some(word), exit }
     }
 }
 

@@ -53,10 +53,8 @@ impl SessionStepBuilder<'_> {
                 self.answer_ask(&ask, answer, shown_sha256.as_deref())
             }
             SessionCommand::RemoveQueued { run } => self.remove_queued(&run),
-            SessionCommand::ClearQueue => {
-                let queued = self.queued_runs(self.context.halted).map(|(_, run)| run.id.clone()).collect();
-                self.remove_from_queue(queued);
-            }
+            SessionCommand::ClearQueue => self.remove_from_queue(self.queued_run_ids()),
+            SessionCommand::MoveQueued { run, before } => self.move_queued(run, before),
             SessionCommand::UpdateSettings(change) => self.update_settings(change),
             SessionCommand::AddChild { child } => {
                 if self.closing.is_some() {
@@ -94,7 +92,9 @@ impl SessionStepBuilder<'_> {
                 self.set_reply(CommandReply::Cancelled(Vec::new()));
             }
             SessionCommand::ClearQueue => self.set_reply(CommandReply::Removed(Vec::new())),
-            SessionCommand::RemoveQueued { .. } => self.refuse(CommandRefusal::NotQueued),
+            SessionCommand::RemoveQueued { .. } | SessionCommand::MoveQueued { .. } => {
+                self.refuse(CommandRefusal::NotQueued)
+            }
             SessionCommand::Answer { .. } => self.refuse(CommandRefusal::AskNotOpen),
             SessionCommand::AcknowledgeMail { .. } => self.refuse(CommandRefusal::NotClaimed),
             SessionCommand::ChildrenCancelled { .. }
@@ -343,23 +343,6 @@ impl SessionStepBuilder<'_> {
         ask.answer = Some(answer);
         self.resolve_ask(AskResolved::new(ask.clone(), ResolvedBy::User));
         self.set_reply(CommandReply::Answered(Box::new(ask)));
-    }
-
-    fn remove_queued(&mut self, run: &RunId) {
-        let is_queued = self.queued_runs(self.context.halted).any(|(_, queued)| queued.id == *run);
-        if is_queued {
-            self.remove_from_queue(vec![run.clone()])
-        } else {
-            self.refuse(CommandRefusal::NotQueued)
-        }
-    }
-
-    fn remove_from_queue(&mut self, runs: Vec<RunId>) {
-        for run in &runs {
-            self.finish_run(run, FinishReason::Cancelled);
-        }
-        self.advance();
-        self.set_reply(CommandReply::Removed(runs));
     }
 
     fn update_settings(&mut self, change: SettingsUpdate) {

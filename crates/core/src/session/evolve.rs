@@ -28,6 +28,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         EventBody::SessionClosed(_) => state.closed = true,
         EventBody::RunAccepted(accepted) => run_events::apply_accepted(state, event, accepted),
         EventBody::RunQueued(queued) => run_events::apply_queued(state, event, queued),
+        EventBody::RunMoved(moved) => run_events::apply_moved(state, event, moved),
         EventBody::RunStarted(_) => run_events::apply_started(state, event),
         EventBody::RunSuspended(suspended) => run_events::apply_suspended(state, event, suspended),
         EventBody::RunResumed(_) => run_events::apply_resumed(state, event),

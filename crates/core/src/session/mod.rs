@@ -15,6 +15,7 @@ mod evolve;
 mod finish;
 mod liveness;
 mod mail;
+mod queued_runs;
 mod state;
 mod step_builder;
 mod suspend;
@@ -140,6 +141,12 @@ pub enum SessionCommand {
     },
     /// Remove all runs from the queue.
     ClearQueue,
+    /// Move one run to another place in the queue.
+    MoveQueued {
+        run: RunId,
+        /// The queued run that comes next after it; `None` moves it to the end.
+        before: Option<RunId>,
+    },
     UpdateSettings(SettingsUpdate),
     /// A child session is being created, in the same transaction.
     AddChild {
@@ -351,6 +358,10 @@ pub enum CommandReply {
     QuestionOpened(AskId),
     /// These runs were removed from the queue.
     Removed(Vec<RunId>),
+    /// The run is at this place of the queue, from 1.
+    Moved {
+        position: u32,
+    },
     /// A mail message was accepted.
     MailAccepted {
         /// Index of its `mail.sent` among the step's events; `None` if it had been accepted before.
@@ -385,6 +396,8 @@ pub enum CommandRefusal {
     SteerUnsupported,
     /// The run is not in the queue.
     NotQueued,
+    /// The run before which another is to be moved is not in the queue.
+    MoveTargetNotQueued,
     AskNotOpen,
     /// The answer was given to another input than that of the ask. The ask stays open.
     AskChanged,

@@ -19,6 +19,10 @@ pub(crate) enum SimulatedAction {
     Remove,
     /// Clear the queue.
     Clear,
+    /// Move the newest run to the front of the queue.
+    MoveNewestToFront,
+    /// Move the first queued run to the end.
+    MoveFirstToEnd,
     Halt,
     Unhalt,
     /// The limit on live agents is reached.
@@ -79,6 +83,8 @@ impl SimulatedAction {
                 | Self::Deny
                 | Self::Remove
                 | Self::Clear
+                | Self::MoveNewestToFront
+                | Self::MoveFirstToEnd
                 | Self::Policy
                 | Self::Forgive
                 | Self::Close
@@ -99,7 +105,7 @@ macro_rules! budget {
 }
 
 budget! {
-    prompts cancels single_cancels steers answers removes clears halts fills policies forgives closes spawns suspends
-    deaths vanishes rests breaks crashes reboots clock_changes late asks says leaves batches outdates
+    prompts cancels single_cancels steers answers removes clears moves halts fills policies forgives closes spawns
+    suspends deaths vanishes rests breaks crashes reboots clock_changes late asks says leaves batches outdates
     failed_preparations
 }

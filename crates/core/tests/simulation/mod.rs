@@ -161,6 +161,8 @@ impl SimulatedSession {
         offer(budget.answers > 0 && worker.asked > 0, SimulatedAction::Deny);
         offer(budget.removes > 0 && self.prompts > 0, SimulatedAction::Remove);
         offer(budget.clears > 0, SimulatedAction::Clear);
+        offer(budget.moves > 0 && self.prompts > 0, SimulatedAction::MoveNewestToFront);
+        offer(budget.moves > 0 && self.prompts > 0, SimulatedAction::MoveFirstToEnd);
         offer(budget.halts > 0 && !self.halted, SimulatedAction::Halt);
         offer(self.halted, SimulatedAction::Unhalt);
         offer(budget.fills > 0 && self.slot_free, SimulatedAction::Fill);
@@ -464,6 +466,15 @@ impl SimulatedSession {
                 self.budget.clears -= 1;
                 SessionCommand::ClearQueue
             }
+            SimulatedAction::MoveNewestToFront => {
+                self.budget.moves -= 1;
+                let before = Some(self.first_queued());
+                SessionCommand::MoveQueued { run: run_id(self.prompts), before }
+            }
+            SimulatedAction::MoveFirstToEnd => {
+                self.budget.moves -= 1;
+                SessionCommand::MoveQueued { run: self.first_queued(), before: None }
+            }
             SimulatedAction::Policy => {
                 self.budget.policies -= 1;
                 let policy = Some(Policy::Always(PolicyVerdict::Allow));
@@ -486,6 +497,12 @@ impl SimulatedSession {
             }
             _ => unreachable!("{action:?} is not a client's action"),
         }
+    }
+
+    /// The first queued run. If none is queued, a run that cannot be moved: the first one, or one that has ended.
+    fn first_queued(&self) -> RunId {
+        let queued = self.state.queued_runs(self.halted).map(|(_, run)| run).next();
+        queued.or(self.state.runs.front()).map_or(run_id(self.prompts), |run| run.id.clone())
     }
 
     /// The worker connects: it gets the commands that it missed, and its spool is delivered.

@@ -68,6 +68,7 @@ impl ContractObserver {
     ) {
         self.check_reply(before, input, step);
         self.check_steers(before, step);
+        self.check_move(before, input, step, after, context);
         for event in &step.events {
             assert!(!self.closed, "nothing comes after session.closed");
             self.event(event, context);
@@ -139,6 +140,44 @@ impl ContractObserver {
         if let (SessionCommand::AddChild { child }, Some((run, _))) = (command, before.current_turn()) {
             self.runs.get_mut(&run.id).expect("accepted before").children.insert(child.clone());
         }
+    }
+
+    /// A move changes the order of the queue as it was asked to, and nothing else.
+    fn check_move(
+        &mut self,
+        before: &SessionState,
+        input: &SessionInput,
+        step: &SessionStep,
+        after: &SessionState,
+        context: &SessionContext,
+    ) {
+        let SessionInput::Command(SessionCommand::MoveQueued { run, before: next }) = input else { return };
+        let queued: Vec<RunId> =
+            before.queued_runs(context.halted).map(|(_, queued)| queued.id.clone()).collect();
+        let movable = queued.contains(run) && next.as_ref().is_none_or(|next| queued.contains(next));
+        let Some(CommandReply::Moved { position }) = step.reply else {
+            assert!(!movable, "a queued run can be moved");
+            return;
+        };
+        assert!(movable, "only queued runs are moved, and only before queued runs");
+        let ids =
+            |state: &SessionState| -> Vec<RunId> { state.runs.iter().map(|run| run.id.clone()).collect() };
+        let mut expected = ids(before);
+        if next.as_ref() != Some(run) {
+            expected.retain(|id| id != run);
+            let at = next.as_ref().and_then(|next| expected.iter().position(|id| id == next));
+            expected.insert(at.unwrap_or(expected.len()), run.clone());
+        }
+        let place = expected.iter().position(|id| id == run).unwrap() - before.serving_count(context.halted);
+        assert_eq!(position as usize, place + 1, "the place that the client is told");
+        let moved = step.events.iter().any(|event| matches!(event.body, EventBody::RunMoved(_)));
+        assert_eq!(moved, expected != ids(before), "run.moved says that the order changed");
+        // If another run is the first now, it waits for a slot in its own right.
+        if expected.first() != ids(before).first() {
+            self.runs.values_mut().for_each(|run| run.queued_for_slot = false);
+        }
+        expected.retain(|id| after.run(id).is_some());
+        assert_eq!(ids(after), expected, "the order after a move");
     }
 
     /// A steer that was accepted before a cancel of its run does not become a run after it.
@@ -278,6 +317,7 @@ impl ContractObserver {
                 );
                 assert!(!std::mem::replace(&mut observed.queued_for_slot, true), "queued for capacity once");
             }
+            EventBody::RunMoved(_) => assert!(!observed.started, "a run that has started is not moved"),
             EventBody::RunStarted(_) => {
                 assert!(!std::mem::replace(&mut observed.started, true), "at most one run.started");
                 assert_eq!(active, 0, "{run} started while another was active");

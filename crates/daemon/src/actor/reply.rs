@@ -28,6 +28,8 @@ pub(crate) enum ActorReply {
     AskOpened(AskId),
     /// These runs left the queue.
     Removed(Vec<RunId>),
+    /// The run is at this place of the queue now.
+    Moved { position: u32 },
     /// A message was accepted.
     Mailed(MailReceipt),
     /// The caller holds these messages until the given time, each with the number of its claim.
@@ -79,6 +81,7 @@ pub(super) fn to_actor_reply(
         CommandReply::Answered(ask) => ActorReply::Answered(ask.clone()),
         CommandReply::QuestionOpened(ask) => ActorReply::AskOpened(ask.clone()),
         CommandReply::Removed(runs) => ActorReply::Removed(runs.clone()),
+        CommandReply::Moved { position } => ActorReply::Moved { position: *position },
         CommandReply::MailAccepted { event } => match (event, &details.mail) {
             (Some(event), Some(mail)) => {
                 ActorReply::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() })
@@ -117,6 +120,10 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
         CommandRefusal::NotQueued => {
             ApiError::new(ErrorCode::NotQueued, "the run does not wait in the queue; to stop it, cancel it")
         }
+        CommandRefusal::MoveTargetNotQueued => ApiError::new(
+            ErrorCode::NotQueued,
+            "the run in `before` does not wait in the queue, so nothing was moved; list the queue and try again",
+        ),
         CommandRefusal::AskNotOpen => ApiError::new(ErrorCode::NotFound, "no open ask has this id"),
         CommandRefusal::AskChanged => ask_changed(),
         CommandRefusal::InvalidAnswer(why) => ApiError::new(ErrorCode::InvalidAnswer, why.clone()),

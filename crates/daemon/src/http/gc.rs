@@ -1,5 +1,5 @@
 //! Garbage collection: what the home holds, what could be freed, and freeing it. Closed sessions are purged by their
-//! own actors; blobs are removed only when nothing in the journal refers to them; old streamed text is merged.
+//! own actors; blobs are removed only when nothing in the journal refers to them; old streamed text is merged; the files of the journal and of the derived data become smaller.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,7 +44,8 @@ async fn preview_gc(
     Ok(Json(gc))
 }
 
-/// Purges long-closed sessions, removes unreferenced blobs, merges old streamed text, and returns free space.
+/// Purges long-closed sessions, removes unreferenced blobs, merges old streamed text, and gives unused space of the
+/// journal and of the search index back to the disk.
 #[utoipa::path(post, path = "/v1/gc", operation_id = "gc", tag = "daemon", params(IdempotencyKeyHeader),
     request_body = Option<GcRequest>,
     responses(
@@ -78,9 +79,12 @@ async fn survey_home(daemon: &Daemon, request: GcRequest) -> Result<(GcReport, V
         Some(before) => daemon.journal.mergeable(before).await.map_err(read_failed)?,
         None => MergeSavings::default(),
     };
+    let derived = daemon.derived_sizes().await;
     let gc = GcReport {
         journal_bytes: sizes.journal + sizes.log,
         blob_bytes: sizes.blobs,
+        derived_bytes: derived.files,
+        derived_unused_bytes: derived.unused,
         log_bytes: directory_bytes(daemon.home.log()).await,
         closed_sessions: closed.sessions.len() as u64,
         closed_events: closed.events,
@@ -122,6 +126,7 @@ async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport
     while daemon.journal.vacuum(VACUUM_PAGES).await.map_err(append_failed)? >= u64::from(VACUUM_PAGES) {}
     let after = daemon.journal.sizes().await.map_err(read_failed)?.free;
     freed += before.saturating_sub(after);
+    freed += daemon.shrink_derived().await;
     Ok(GcReport { done: true, freed_bytes: freed, ..gc })
 }
 

@@ -1,4 +1,4 @@
-//! The queued runs of a session: list them, clear them, remove one. Only the session's actor knows which runs wait,
+//! The queued runs of a session: list them, clear them, remove or move one. Only the session's actor knows which runs wait,
 //! because a halt changes that without an event.
 
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use qd_core::rows::RunDoc;
 use qd_core::session::SessionCommand;
-use qd_protocol::api::QueueEntry;
+use qd_protocol::api::{QueueEntry, QueueMove, QueuePlace};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::HEAD_MAX;
 use qd_protocol::text::escaped_head;
@@ -16,8 +16,11 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::api_document::{BadQueryResponse, GuardResponses, NotFoundResponse, SessionPath};
-use super::extract::{PathIds, Query};
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, SessionPath,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery};
 use super::{runs, sessions, unreadable_row};
 use crate::actor::{ActorMessage, ActorReply, SessionActivity};
@@ -25,7 +28,7 @@ use crate::daemon::{Daemon, SessionAddress, read_failed};
 use crate::edge::{HttpError, Json, internal_error};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
-    OpenApiRouter::new().routes(routes!(list_queue, clear_queue)).routes(routes!(remove_queued))
+    OpenApiRouter::new().routes(routes!(list_queue, clear_queue)).routes(routes!(remove_queued, move_queued))
 }
 
 /// The runs that left a queue.
@@ -113,6 +116,39 @@ async fn remove_queued(
     Ok(Json(removed_runs(
         daemon.send_command(&session, SessionCommand::RemoveQueued { run }, None).await?.reply,
     )?))
+}
+
+/// Moves one queued run before another one, or to the end of the queue. The order of the others stays as it is.
+#[utoipa::path(patch, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue/{run}", tag = "runs",
+    params(SessionPath, ("run" = String, Path, description = "The run"), IdempotencyKeyHeader),
+    request_body = QueueMove,
+    responses(
+        (status = 200, description = "The run and its place in the queue", body = QueuePlace),
+        (status = 409, description = "`not_queued`: one of the two runs is not queued; or `idempotency_conflict`",
+            body = ErrorBody),
+        (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
+        BadBodyResponses, NotFoundResponse, GuardResponses,
+    )
+)]
+async fn move_queued(
+    State(daemon): State<Arc<Daemon>>,
+    PathIds((workspace, id, run)): PathIds<(WorkspaceId, SessionId, RunId)>,
+    KeyedBody(key, Json(request)): KeyedBody<Json<QueueMove>>,
+) -> Result<Json<QueuePlace>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
+    runs::find_session_run(&daemon, &session, &run).await?;
+    if let Some(next) = &request.before {
+        runs::find_session_run(&daemon, &session, next).await?;
+    }
+    let command = SessionCommand::MoveQueued { run: run.clone(), before: request.before };
+    let send = |key| async {
+        let reply = daemon.send_command(&session, command, key).await?.reply;
+        Ok((reply, ResponseRecording::WrittenWithEffect))
+    };
+    match run_once(&daemon, key, send).await? {
+        ActorReply::Moved { position } => Ok(Json(QueuePlace { run_id: run, position })),
+        _ => Err(internal_error().into()),
+    }
 }
 
 fn removed_runs(reply: ActorReply) -> Result<RemovedRuns, ApiError> {

@@ -156,7 +156,8 @@ async fn list_all_sessions(
         (status = 400, description = "`unknown_agent`, `unsupported_setting`, `invalid_request` or `invalid_value`",
             body = ErrorBody),
         (status = 409, description = "`agent_unavailable` (with how to install it), `agent_overrides_policy`, \
-            `session_closed` (the parent) or `idempotency_conflict`", body = ErrorBody),
+            `conversation_in_use` (by the session in `details`), `session_closed` (the parent) or \
+            `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the parent", body = ErrorBody),
     )
 )]

@@ -253,6 +253,29 @@ fn filters_select_by_agent_and_time() {
 }
 
 #[test]
+fn what_purged_sessions_took_up_is_given_back_and_the_rest_is_still_found() {
+    let fixture = DerivedFixture::with_sessions(2);
+    let texts: Vec<DerivedChange> =
+        (1..400).map(|seq| prompt(seq, 2, &format!("haystack {seq} {}", "x".repeat(4000)))).collect();
+    fixture.store.apply(&texts, Seq(399)).unwrap();
+    fixture.store.apply(&[prompt(400, 1, "needle")], Seq(400)).unwrap();
+    let full = fixture.store.sizes().unwrap();
+    assert!(full.files > 1_000_000, "{full:?}");
+    fixture.store.remove_other_sessions(&[SessionKey(1)]).unwrap();
+    let purged = fixture.store.sizes().unwrap();
+    assert!(purged.unused > 1_000_000, "{purged:?}");
+    fixture.store.shrink().unwrap();
+    let shrunk = fixture.store.sizes().unwrap();
+    assert!(shrunk.unused == 0 && shrunk.files < 300_000, "{shrunk:?}");
+    assert_eq!(fixture.seqs("needle"), [400]);
+    fixture.store.apply(&[prompt(401, 1, "another needle")], Seq(401)).unwrap();
+    assert_eq!(fixture.seqs("needle").len(), 2, "it is written to as before");
+    assert_eq!(fixture.store.open().unwrap(), Seq(401), "it is the same file with our version");
+    let mode = fixture.home.path().join(DERIVED_FILE).metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
 fn a_purged_session_leaves_nothing() {
     let fixture = DerivedFixture::with_sessions(3);
     let texts = [

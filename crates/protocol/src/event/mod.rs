@@ -28,8 +28,8 @@ pub use self::message::{
 };
 pub use self::run::{
     ChildResult, FinishReason, ProcessCleanup, QueueReason, RunAccepted, RunCancelRequested, RunError,
-    RunFinished, RunQueued, RunResumed, RunStopCause, RunSuspended, SteerAccepted, SteerMissed, SteerSent,
-    SteerTaken, SurvivingProcess,
+    RunFinished, RunMoved, RunQueued, RunResumed, RunStopCause, RunSuspended, SteerAccepted, SteerMissed,
+    SteerSent, SteerTaken, SurvivingProcess,
 };
 pub use self::session::{
     FleetMembership, SessionCloseMode, SessionClosed, SessionCreated, SessionLimits, SessionUpdated,
@@ -102,6 +102,8 @@ kinds! {
     RunAccepted(RunAccepted) = "run.accepted";
     /// A run waits.
     RunQueued(RunQueued) = "run.queued";
+    /// A queued run has another place in the queue.
+    RunMoved(RunMoved) = "run.moved";
     /// The agent is ready and gets the prompt next.
     RunStarted(EmptyEventData) = "run.started";
     /// A message begins.

@@ -48,6 +48,15 @@ pub struct RunQueued {
     pub position: u32,
 }
 
+/// Data of `run.moved`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunMoved {
+    /// The queued run that now comes next after the moved one. Null if it was moved to the end.
+    pub before: Option<RunId>,
+    /// Its new place in the queue, from 1.
+    pub position: u32,
+}
+
 /// Data of `steer.accepted`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerAccepted {

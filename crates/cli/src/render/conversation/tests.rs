@@ -122,10 +122,10 @@ fn a_failed_run_says_why() {
     failed.data["error"] =
         json!({"code": "agent_exited", "message": "the agent exited", "exit_status": 3, "stderr": ["boom"]});
     let (_, aside) = shown(false, &[failed]);
-    assert_eq!(aside, "run ended: error: the agent exited (exit status 3)\n    boom\n");
+    assert_eq!(aside, "run failed: the agent exited (exit status 3)\n    boom\n");
     let lost = shown(false, &[finished("interrupted", "")]).1;
-    assert_eq!(lost, "run ended: interrupted (its worker was lost)\n");
-    assert_eq!(shown(false, &[finished("timeout", "")]).1, "run ended: timeout\n");
+    assert_eq!(lost, "run interrupted (its worker was lost)\n");
+    assert_eq!(shown(false, &[finished("timeout", "")]).1, "run timed out\n");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn an_error_of_a_run_is_printed_once_at_its_end() {
     let raised = event("error.raised", error.clone());
     let mut failed = finished("error", "");
     failed.data["error"] = error;
-    assert_eq!(screen(&[delta("boo"), raised.clone(), failed]), "boo\nrun ended: error: no luck\n");
+    assert_eq!(screen(&[delta("boo"), raised.clone(), failed]), "boo\nrun failed: no luck\n");
     assert_eq!(
         screen(&[Event { run_id: None, ..raised }]),
         "error: no luck\n",

@@ -82,6 +82,7 @@ fn busy_day() -> StatusFacts {
         ));
     }
     StatusFacts {
+        ids: ShownIds::default(),
         sessions,
         fleets: vec![
             fleet("flt_works00000000000", "running", "ses_member0000000000"),
@@ -104,6 +105,21 @@ fn a_report_fits_the_terminal_and_every_line_ends_with_a_command() {
         insta::assert_snapshot!(format!("status_at_{width}_columns"), shown);
     }
     insta::assert_snapshot!("status_in_colour", report.render(TextStyle::new(true), Some(140), NOW));
+}
+
+#[test]
+fn commands_have_the_ids_as_they_are_shown_and_json_whole_ones() {
+    let mut facts = busy_day();
+    let whole = StatusReport::new(&facts, &period(minutes_ago(480)));
+    assert!(whole.listed_work().contains(&"ses_running000000000".to_owned()));
+    assert!(whole.listed_asks().contains(&"ask_7f3k9m2c".to_owned()));
+    let short = [("ses_running000000000", "runn"), ("ask_7f3k9m2c", "7f3k")];
+    facts.ids = ShownIds::shortened(short.map(|(whole, short)| (whole.to_owned(), short.to_owned())).into());
+    let report = StatusReport::new(&facts, &period(minutes_ago(480)));
+    let shown = report.render(TextStyle::new(false), None, NOW);
+    assert!(shown.contains("qd attach runn\n") && shown.contains("qd answer 7f3k VALUE\n"), "{shown}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert!(json["working"].as_array().unwrap().iter().any(|entry| entry["id"] == "ses_running000000000"));
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use qd_protocol::api::LastRun;
 use qd_protocol::event::{
-    MessageDelta, QueueReason, RunAccepted, RunCancelRequested, RunFinished, RunQueued, RunStopCause,
-    RunSuspended, UsageReported,
+    MessageDelta, QueueReason, RunAccepted, RunCancelRequested, RunFinished, RunMoved, RunQueued,
+    RunStopCause, RunSuspended, UsageReported,
 };
 use qd_protocol::limits::{AUTO_TITLE_CHARS_MAX, INLINE_MAX};
 
@@ -56,6 +56,17 @@ pub(super) fn apply_queued(state: &mut SessionState, event: &SessionEvent, queue
     if let (Some(run), QueueReason::Capacity) = (run, queued.reason) {
         run.waits_for_slot = true;
     }
+}
+
+pub(super) fn apply_moved(state: &mut SessionState, event: &SessionEvent, moved: &RunMoved) {
+    let index_of = |state: &SessionState, id| state.runs.iter().position(|run| Some(&run.id) == id);
+    let Some(run) = index_of(state, event.run.as_ref()).and_then(|from| state.runs.remove(from)) else {
+        return;
+    };
+    let at = moved.before.as_ref().and_then(|next| index_of(state, Some(next)));
+    state.runs.insert(at.unwrap_or(state.runs.len()), run);
+    // Only the first run waits for a slot; the others wait for it.
+    state.runs.iter_mut().skip(1).for_each(|run| run.waits_for_slot = false);
 }
 
 pub(super) fn apply_started(state: &mut SessionState, event: &SessionEvent) {
