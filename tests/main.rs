@@ -45,6 +45,7 @@ mod mcp_http;
 mod mcp_limits;
 mod old_home;
 mod openapi;
+mod packaging;
 mod policy_test;
 mod predecessor_bugs;
 mod queue;

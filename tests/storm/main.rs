@@ -1,8 +1,8 @@
 //! Long storms and the soak, by hand:
 //!
 //! ```sh
-//! cargo test --profile suites -p qd --test storm -- --seed 7 --seconds 60 --faults all
-//! cargo test --profile suites -p qd --test storm -- --soak --seconds 120
+//! cargo test --profile suites -p quarterdeck --test storm -- --seed 7 --seconds 60 --faults all
+//! cargo test --profile suites -p quarterdeck --test storm -- --soak --seconds 120
 //! ```
 //!
 //! It prints one line of summary, and exits with 1 if anything was violated.

@@ -11,7 +11,8 @@
 //! - [`read`] and [`lists`]: how events and rows are read back.
 //! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted. `check`: finds damage.
 //!   `merge`: merges streamed text that is long finished.
-//! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
+//! - `database_file`: creates `journal.db`, and refuses one that is not whole. `schema`: the tables. `lock`: one daemon per home. `log_sync`: how
+//!   SQLite syncs its log. [`rebuild`](mod@rebuild): recreates the rows from the events.
 //! - [`derived`]: what search and usage reports are answered from, in a file of its own.
 //! - `key_clock`: the clock by which idempotency keys expire.
 //! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
@@ -30,6 +31,7 @@ mod journal;
 mod key_clock;
 pub mod lists;
 mod lock;
+mod log_sync;
 mod merge;
 mod queue;
 pub mod read;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::JournalOpenError;
+use crate::log_sync::log_sync_vfs;
 
 /// The database file in the home.
 pub(crate) const DATABASE_FILE: &str = "journal.db";
@@ -248,7 +249,8 @@ pub(crate) fn open_reader(home: &Path) -> rusqlite::Result<Connection> {
 
 fn connect(file: &Path, flags: OpenFlags) -> Result<Connection, JournalOpenError> {
     let doing = "open journal.db";
-    let connection = Connection::open_with_flags(file, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+    let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags_and_vfs(file, flags, log_sync_vfs())
         .map_err(JournalOpenError::database(doing))?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(JournalOpenError::database(doing))?;
     connection.set_prepared_statement_cache_capacity(STATEMENT_CACHE_SIZE);

@@ -1,4 +1,4 @@
-//! Records what `qd` and a real agent send each other, for the replay tests of the drivers: `cargo build -p qd`, then
+//! Records what `qd` and a real agent send each other, for the replay tests of the drivers: `cargo build -p quarterdeck`, then
 //! `cargo run -p qd-testkit --example record -- gemini`, optionally with the names of scenes. The recordings go to
 //! `crates/drivers/tests/recorded`, where a README describes them.
 //!
