@@ -66,6 +66,7 @@ mod workers_agent_rights;
 mod workers_escapees;
 mod workers_idle;
 mod workers_join;
+mod workers_join_env;
 mod workers_list;
 mod workers_loss;
 mod workers_restart;
