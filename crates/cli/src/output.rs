@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::failure::{CliExitCode, CliFailure};
 use crate::render::style::{self, RESET, TextStyle};
+use crate::render::text;
 
 /// Clears the spinner's line.
 const CLEAR_LINE: &str = "\r\x1b[2K";
@@ -108,10 +109,10 @@ impl CliOutput {
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
     }
 
-    /// Prints one dimmed line to stderr, for people.
+    /// Prints one dimmed line to stderr, for people. It may quote an agent, so the terminal obeys nothing in it.
     pub(crate) fn print_note(&self, text: &str) {
         self.end_open_line();
-        self.print_stderr(&format!("{}\n", self.err_style().dim(text)));
+        self.print_stderr(&format!("{}\n", self.err_style().dim(&text::show_hidden(text))));
     }
 
     /// Notes that the user pressed Enter, so the cursor is at the start of a line.
@@ -119,7 +120,8 @@ impl CliOutput {
         self.mid_line.store(false, Ordering::Relaxed);
     }
 
-    /// Prints why the verb failed, as JSON with `--json`. A broken pipe prints nothing.
+    /// Prints why the verb failed, as JSON with `--json`. A broken pipe prints nothing. The daemon's message may quote an
+    /// agent, so the terminal obeys nothing in it.
     pub(crate) fn print_failure(&self, failure: &CliFailure) {
         if failure.exit_code() == CliExitCode::Success {
             return;
@@ -129,7 +131,7 @@ impl CliOutput {
             let text = serde_json::to_string(&failure.error_body()).unwrap_or_else(|error| error.to_string());
             self.print_stderr(&format!("{text}\n"));
         } else {
-            self.print_stderr(&format!("{} {failure}\n", self.err_style().red("qd:")));
+            self.print_stderr(&format_failure(failure, self.err_style()));
         }
     }
 
@@ -140,7 +142,7 @@ impl CliOutput {
             return;
         }
         let width = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col));
-        let text = crate::render::text::truncate(text, width.saturating_sub(1).max(20));
+        let text = text::truncate(text, width.saturating_sub(1).max(20));
         let line = format!("{CLEAR_LINE}{}", self.err_style().dim(&text));
         let mut err = io::stderr().lock();
         let _ = err.write_all(line.as_bytes()).and_then(|()| err.flush());
@@ -179,6 +181,10 @@ impl CliOutput {
             self.mid_line.store(open, Ordering::Relaxed);
         }
     }
+}
+
+fn format_failure(failure: &CliFailure, style: TextStyle) -> String {
+    format!("{} {}\n", style.red("qd:"), text::show_hidden(&failure.to_string()))
 }
 
 /// A block of lines on the terminal that is redrawn in place.
@@ -246,5 +252,13 @@ mod tests {
         assert_eq!(move_above(&[], 80), "");
         assert_eq!(move_above(&[70, 0, 80], 80), "\x1b[3A\r");
         assert_eq!(move_above(&[70, 0, 80], 40), "\x1b[5A\r");
+    }
+
+    #[test]
+    fn a_failure_that_quotes_an_agent_cannot_control_the_terminal() {
+        let quoted =
+            CliFailure::Usage("the value must be one of: a\x1b]0;x\x07, \u{202e}b\r\n  or c".to_owned());
+        let shown = format_failure(&quoted, TextStyle::new(true));
+        assert_eq!(shown, "\x1b[31mqd:\x1b[0m the value must be one of: a^[]0;x^G, \\u{202e}b^M\n  or c\n");
     }
 }

@@ -12,7 +12,7 @@ use super::VerbContext;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::style::TextStyle;
-use crate::render::text::format_size;
+use crate::render::text::{self, format_size};
 
 /// Below this much free space, a journal of a few days may not fit.
 const LOW_DISK_BYTES: u64 = 1 << 30;
@@ -269,7 +269,9 @@ fn format_finding(finding: &DoctorFinding, style: TextStyle) -> String {
     };
     let advice =
         finding.advice.as_ref().map(|advice| format!("\n               {advice}")).unwrap_or_default();
-    format!("{level} {:<9} {}{advice}\n", finding.check, finding.message)
+    // Messages quote manifests and answers of other programs.
+    let (message, advice) = (text::show_hidden(&finding.message), text::show_hidden(&advice));
+    format!("{level} {:<9} {message}{advice}\n", finding.check)
 }
 
 #[cfg(test)]
