@@ -34,6 +34,7 @@ mod journal_damage;
 mod large_content;
 mod lifecycle;
 mod limits;
+mod live_display;
 mod liveness;
 mod mail;
 mod mail_fleets;

@@ -3,17 +3,21 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::failure::{CliExitCode, CliFailure};
+use crate::render::drawn_lines::{DrawnLines, rows_of};
 use crate::render::style::{self, RESET, TextStyle};
 use crate::render::text;
 
-/// Clears the spinner's line.
+/// Clears the line of the cursor.
 const CLEAR_LINE: &str = "\r\x1b[2K";
+
+/// Columns and rows of a terminal that does not say how large it is.
+const DEFAULT_SIZE: (usize, usize) = (80, 24);
 
 /// Stdout and stderr, and what is known about them. Clones share the state of the terminal.
 #[derive(Debug, Clone)]
@@ -26,13 +30,14 @@ pub(crate) struct CliOutput {
     pub(crate) err_tty: bool,
     /// No colour even on a terminal.
     no_colour: bool,
-    /// Whether the spinner is on the screen and must be cleared before anything else is printed.
-    spinning: Arc<AtomicBool>,
+    /// The columns of the spinner that is on the screen and must be cleared before anything else is printed; 0 if there
+    /// is none.
+    spinner_width: Arc<AtomicUsize>,
     /// Whether the cursor is in the middle of a line. The spinner would erase that line's text.
     mid_line: Arc<AtomicBool>,
-    /// The widths of the lines that a [`LiveDisplay`] has drawn last and will draw over. Anything else that is printed
-    /// erases them first, and the next draw puts them below it.
-    drawn: Arc<Mutex<Vec<usize>>>,
+    /// The lines of a [`LiveDisplay`]. Anything else that is printed erases them first, and the next draw puts them below
+    /// it.
+    drawn: Arc<Mutex<DrawnLines>>,
 }
 
 impl CliOutput {
@@ -45,7 +50,7 @@ impl CliOutput {
             out_tty: io::stdout().is_terminal(),
             err_tty: io::stderr().is_terminal(),
             no_colour,
-            spinning: Arc::default(),
+            spinner_width: Arc::default(),
             mid_line: Arc::default(),
             drawn: Arc::default(),
         }
@@ -141,27 +146,29 @@ impl CliOutput {
         if !self.err_tty || self.mid_line.load(Ordering::Relaxed) {
             return;
         }
-        let width = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col));
-        let text = text::truncate(text, width.saturating_sub(1).max(20));
-        let line = format!("{CLEAR_LINE}{}", self.err_style().dim(&text));
+        let width = self.err_width().unwrap_or(DEFAULT_SIZE.0);
+        let text = text::truncate(text, width.saturating_sub(1));
+        let before = self.spinner_width.swap(text::display_width(&text).max(1), Ordering::Relaxed);
+        let line = format!("{}{}", clear_spinner_rows(before, width), self.err_style().dim(&text));
         let mut err = io::stderr().lock();
         let _ = err.write_all(line.as_bytes()).and_then(|()| err.flush());
-        self.spinning.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn clear_spinner(&self) {
-        if self.spinning.swap(false, Ordering::Relaxed) {
+        let shown = self.spinner_width.swap(0, Ordering::Relaxed);
+        if shown > 0 {
+            let width = self.err_width().unwrap_or(DEFAULT_SIZE.0);
             let mut err = io::stderr().lock();
-            let _ = err.write_all(CLEAR_LINE.as_bytes()).and_then(|()| err.flush());
+            let _ = err.write_all(clear_spinner_rows(shown, width).as_bytes()).and_then(|()| err.flush());
         }
     }
 
     /// Removes what a [`LiveDisplay`] has drawn.
     fn erase_display(&self) {
-        let drawn = std::mem::take(&mut *self.drawn.lock());
+        let mut drawn = std::mem::take(&mut *self.drawn.lock());
         if !drawn.is_empty() {
             let mut out = io::stdout().lock();
-            let erase = format!("{}\x1b[J", move_above(&drawn, terminal_size().0));
+            let erase = format!("{}\x1b[J", drawn.move_to_first_row(terminal_size()));
             let _ = out.write_all(erase.as_bytes()).and_then(|()| out.flush());
         }
     }
@@ -211,13 +218,13 @@ impl LiveDisplay {
             return Ok(());
         }
         let mut drawn = self.out.drawn.lock();
-        let mut screen = move_above(&drawn, terminal_size().0);
+        let mut screen = drawn.move_to_first_row(terminal_size());
         for line in lines {
             // Overwriting line by line instead of clearing first avoids flicker.
             screen.push_str(&format!("{line}\x1b[K\n"));
+            drawn.push(style::visible_width(line));
         }
         screen.push_str("\x1b[J");
-        *drawn = lines.iter().map(|line| style::visible_width(line)).collect();
         self.out.print_raw(screen.as_bytes())
     }
 
@@ -232,15 +239,17 @@ fn terminal_size() -> (usize, usize) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
             (usize::from(size.ws_col), usize::from(size.ws_row))
         }
-        _ => (80, 24),
+        _ => DEFAULT_SIZE,
     }
 }
 
-/// Moves the cursor to the first of the drawn lines. If the terminal has become narrower since, a line takes several
-/// rows.
-fn move_above(drawn: &[usize], columns: usize) -> String {
-    let rows: usize = drawn.iter().map(|width| width.div_ceil(columns).max(1)).sum();
-    if rows == 0 { String::new() } else { format!("\x1b[{rows}A\r") }
+/// Clears a spinner of so many columns. If the terminal has become narrower since, it takes several rows, and the cursor
+/// is in the last of them.
+fn clear_spinner_rows(spinner: usize, columns: usize) -> String {
+    match rows_of(spinner, columns) - 1 {
+        0 => CLEAR_LINE.to_owned(),
+        above => format!("\x1b[{above}A\r\x1b[J"),
+    }
 }
 
 #[cfg(test)]
@@ -248,10 +257,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_were_wrapped_by_a_narrower_terminal_are_all_drawn_over() {
-        assert_eq!(move_above(&[], 80), "");
-        assert_eq!(move_above(&[70, 0, 80], 80), "\x1b[3A\r");
-        assert_eq!(move_above(&[70, 0, 80], 40), "\x1b[5A\r");
+    fn a_spinner_that_a_narrower_terminal_has_wrapped_is_cleared_whole() {
+        assert_eq!(clear_spinner_rows(70, 80), CLEAR_LINE);
+        assert_eq!(clear_spinner_rows(80, 80), CLEAR_LINE);
+        assert_eq!(clear_spinner_rows(70, 30), "\x1b[2A\r\x1b[J");
     }
 
     #[test]
