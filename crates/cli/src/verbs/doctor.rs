@@ -277,6 +277,7 @@ fn format_finding(finding: &DoctorFinding, style: TextStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
 
     #[test]
     fn a_finding_shows_the_problem_and_the_fix() {
@@ -344,5 +345,20 @@ mod tests {
         assert_eq!(judge_free_space(1 << 20).level, DoctorLevel::Bad);
         assert_eq!(judge_free_space(512 << 20).level, DoctorLevel::Warn);
         assert_eq!(judge_free_space(10 << 30).level, DoctorLevel::Ok);
+    }
+
+    #[test]
+    fn findings_read_well() {
+        let findings = [
+            ok_finding("home", "/home/ann/.local/share/quarterdeck".to_owned()),
+            finding(DoctorLevel::Warn, "agent", "claude 2.3.0 is installed".to_owned(), "tested with 2.1.12"),
+            finding(
+                DoctorLevel::Bad,
+                "manifest",
+                "/home/ann/agents/own.toml: unknown field `comand`\x1b[2K".to_owned(),
+                "correct the file, or remove it",
+            ),
+        ];
+        assert_view("doctor", |style, _| findings.iter().map(|one| format_finding(one, style)).collect());
     }
 }

@@ -42,9 +42,14 @@ pub(crate) async fn mail(
         context.out.print_json(&mail)?;
         return Ok(CliExitCode::Success);
     }
-    let now = Millis::now();
+    let table = table(&mail, Millis::now());
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn table(mail: &[Mail], now: Millis) -> TextTable {
     let mut table = TextTable::new(&["ID", "FROM", "TO", "KIND", "STATE", "AGE", "TEXT"]);
-    for Mail { message, state, .. } in &mail {
+    for Mail { message, state, .. } in mail {
         table.add_row([
             message.id.to_string(),
             message.from.clone(),
@@ -55,8 +60,7 @@ pub(crate) async fn mail(
             text::first_line(&message.text, PREVIEW_CHARS),
         ]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
 }
 
 /// Prints mail events from now on.
@@ -148,6 +152,7 @@ pub(crate) async fn run_mail_verb(context: &VerbContext, verb: MailVerb) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::event::MailReturned;
 
     #[test]
@@ -155,5 +160,33 @@ mod tests {
         let id = MailId::parse("mail_1").unwrap();
         let body = EventBody::MailReturned(MailReturned { id, reason: "\x1b[2Jno".to_owned(), returns: 1 });
         assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 returned: [2Jno");
+    }
+
+    #[test]
+    fn messages_read_well() {
+        let message = |id: &str, from: &str, state: &str, text: &str| -> Mail {
+            serde_json::from_value(serde_json::json!({
+                "id": id, "from": from, "to": "ses_ar477mby3tane7hf", "kind": "task", "text": text,
+                "in_reply_to": null, "correlation_id": null, "sent_at": Millis(0), "deliver": "prompt",
+                "state": state, "run_id": null, "delivered_as": null, "claim": null, "claim_expires_at": null,
+                "returns": 0, "reason": null, "updated_at": Millis(0),
+            }))
+            .unwrap()
+        };
+        let mail = [
+            message(
+                "mail_7f2e9a01bc34de56",
+                "user",
+                "acknowledged",
+                "Please look at the failing tests first.",
+            ),
+            message(
+                "mail_0k2v7m4q8s1x5z9b",
+                "ses_b07hx2k1m9d4vq8s",
+                "waiting",
+                "The parser is ready.\nDetails below.",
+            ),
+        ];
+        assert_view("mail", |style, width| table(&mail, Millis(600_000)).render(style, width));
     }
 }

@@ -144,6 +144,7 @@ fn summarize_report(report: &PolicyTestReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::error::ErrorDoc;
 
     #[test]
@@ -180,5 +181,24 @@ mod tests {
         assert_eq!(refused(400, "invalid_value").exit_code(), CliExitCode::Usage);
         assert_eq!(refused(400, "invalid_value").to_string(), "Rule 2 is bad.");
         assert_eq!(refused(404, "not_found").exit_code(), CliExitCode::NotFound);
+    }
+
+    #[test]
+    fn what_a_policy_would_change_reads_well() {
+        let trial = |ask: &str, decision: &str, now: &str, argument: &str| -> PolicyTrial {
+            serde_json::from_value(serde_json::json!({
+                "ask_id": ask, "session_id": "ses_ar477mby3tane7hf", "tool": "Bash", "argument": argument,
+                "risk": "medium", "opened_at": qd_protocol::Millis(0), "change": "no_longer_asked",
+                "against_person": false,
+                "then": { "state": "answered", "decision": decision, "by": "user" },
+                "now": { "decision": now, "rule": 2 },
+            }))
+            .unwrap()
+        };
+        let trials = [
+            trial("ask_0k2v7m4q8s1x5z9b", "allow_once", "allow", "cargo test --workspace --all-features"),
+            trial("ask_f6vh2k1m9d4vq8s7", "deny", "ask", "rm -rf build"),
+        ];
+        assert_view("policy_test", |style, width| table(trials.iter()).render(style, width));
     }
 }
