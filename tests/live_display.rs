@@ -116,6 +116,22 @@ async fn a_fleet_with_more_sessions_than_rows_does_not_scroll() {
     );
 }
 
+#[tokio::test]
+async fn typed_keys_do_not_shift_the_display() {
+    let daemon = TestDaemon::start().await;
+    let terminal = show_fleet(&daemon, ShownBy::Up, WIDE).await;
+    for _ in 0..3 {
+        terminal.press_key("Enter").await;
+        terminal.type_text("y").await;
+    }
+    assert_once(&redrawn(&terminal).await, &[]);
+    // The shell that follows has its echo back.
+    terminal.press_key("C-z").await;
+    terminal.wait_for_text("exit 0").await;
+    terminal.type_text("visible").await;
+    terminal.wait_for_text("visible").await;
+}
+
 async fn display_survives_a_killed_daemon(verb: ShownBy) {
     let daemon = TestDaemon::start().await;
     let terminal = show_fleet(&daemon, verb, WIDE).await;

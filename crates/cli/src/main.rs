@@ -11,6 +11,7 @@ mod past_time;
 mod refs;
 mod render;
 mod serve;
+mod terminal_echo;
 mod verbs;
 
 use std::process::ExitCode;

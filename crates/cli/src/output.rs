@@ -12,6 +12,7 @@ use crate::failure::{CliExitCode, CliFailure};
 use crate::render::drawn_lines::{DrawnLines, rows_of};
 use crate::render::style::{self, RESET, TextStyle};
 use crate::render::text;
+use crate::terminal_echo::TerminalEcho;
 
 /// Clears the line of the cursor.
 const CLEAR_LINE: &str = "\r\x1b[2K";
@@ -35,6 +36,10 @@ pub(crate) struct CliOutput {
     spinner_width: Arc<AtomicUsize>,
     /// Whether the cursor is in the middle of a line. The spinner would erase that line's text.
     mid_line: Arc<AtomicBool>,
+    /// Whether the open line is a prompt that nobody has answered yet. Other output goes below it.
+    prompt_open: Arc<AtomicBool>,
+    /// Whether a note has ended a line that the transcript believes to be open. Its next newline would leave a blank line.
+    line_ended: Arc<AtomicBool>,
     /// The lines of a [`LiveDisplay`]. Anything else that is printed erases them first, and the next draw puts them below
     /// it.
     drawn: Arc<Mutex<DrawnLines>>,
@@ -52,6 +57,8 @@ impl CliOutput {
             no_colour,
             spinner_width: Arc::default(),
             mid_line: Arc::default(),
+            prompt_open: Arc::default(),
+            line_ended: Arc::default(),
             drawn: Arc::default(),
         }
     }
@@ -80,6 +87,7 @@ impl CliOutput {
     pub(crate) fn print_data(&self, text: &str) -> io::Result<()> {
         self.clear_spinner();
         self.erase_display();
+        let text = self.below_open_line(text, self.out_tty);
         self.track_line_end(text, self.out_tty);
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())?;
@@ -109,6 +117,7 @@ impl CliOutput {
         if self.err_tty {
             self.erase_display();
         }
+        let text = self.below_open_line(text, self.err_tty);
         self.track_line_end(text, self.err_tty);
         let mut err = io::stderr().lock();
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
@@ -116,13 +125,21 @@ impl CliOutput {
 
     /// Prints one dimmed line to stderr, for people. It may quote an agent, so the terminal obeys nothing in it.
     pub(crate) fn print_note(&self, text: &str) {
-        self.end_open_line();
+        let ended = self.end_open_line();
         self.print_stderr(&format!("{}\n", self.err_style().dim(&text::show_hidden(text))));
+        self.line_ended.store(ended, Ordering::Relaxed);
+    }
+
+    /// Asks the user for a line of input. Whatever is printed before it is typed begins on a line of its own.
+    pub(crate) fn print_prompt(&self, text: &str) {
+        self.print_stderr(text);
+        self.prompt_open.store(self.err_tty, Ordering::Relaxed);
     }
 
     /// Notes that the user pressed Enter, so the cursor is at the start of a line.
     pub(crate) fn line_was_typed(&self) {
         self.mid_line.store(false, Ordering::Relaxed);
+        self.prompt_open.store(false, Ordering::Relaxed);
     }
 
     /// Prints why the verb failed, as JSON with `--json`. A broken pipe prints nothing. The daemon's message may quote an
@@ -131,7 +148,7 @@ impl CliOutput {
         if failure.exit_code() == CliExitCode::Success {
             return;
         }
-        self.end_open_line();
+        let _ = self.end_open_line();
         if self.json {
             let text = serde_json::to_string(&failure.error_body()).unwrap_or_else(|error| error.to_string());
             self.print_stderr(&format!("{text}\n"));
@@ -174,10 +191,33 @@ impl CliOutput {
     }
 
     /// Starts a new line on the terminal if the cursor is in the middle of one. The newline goes to stderr, because it
-    /// is not data.
-    fn end_open_line(&self) {
-        if self.err_tty && self.mid_line.load(Ordering::Relaxed) {
+    /// is not data. True if the line belongs to the transcript, false if it is a prompt or no line is open.
+    fn end_open_line(&self) -> bool {
+        let is_prompt = self.prompt_open.swap(false, Ordering::Relaxed);
+        let is_open = self.err_tty && self.mid_line.load(Ordering::Relaxed);
+        if is_open {
             self.print_stderr("\n");
+        }
+        is_open && !is_prompt
+    }
+
+    /// Starts a new line if a prompt waits on the terminal.
+    fn end_prompt(&self) {
+        if self.prompt_open.swap(false, Ordering::Relaxed) {
+            let mut err = io::stderr().lock();
+            let _ = err.write_all(b"\n").and_then(|()| err.flush());
+        }
+    }
+
+    /// What is left to print of a text, after a prompt that waits on the terminal got a line of its own.
+    fn below_open_line<'t>(&self, text: &'t str, on_tty: bool) -> &'t str {
+        if !on_tty || text.is_empty() {
+            return text;
+        }
+        self.end_prompt();
+        match self.line_ended.swap(false, Ordering::Relaxed) {
+            true => text.strip_prefix('\n').unwrap_or(text),
+            false => text,
         }
     }
 
@@ -200,11 +240,13 @@ pub(crate) struct LiveDisplay {
     out: CliOutput,
     /// Without a terminal nothing is drawn.
     tty: bool,
+    /// Off while lines are drawn over.
+    echo: TerminalEcho,
 }
 
 impl LiveDisplay {
     pub(crate) fn new(out: &CliOutput) -> Self {
-        Self { out: out.clone(), tty: out.out_tty && !out.json }
+        Self { out: out.clone(), tty: out.out_tty && !out.json, echo: TerminalEcho::default() }
     }
 
     /// Columns and rows of the terminal.
@@ -217,6 +259,8 @@ impl LiveDisplay {
         if !self.tty {
             return Ok(());
         }
+        self.out.end_prompt();
+        self.echo.turn_off();
         let mut drawn = self.out.drawn.lock();
         let mut screen = drawn.move_to_first_row(terminal_size());
         for line in lines {
@@ -230,6 +274,7 @@ impl LiveDisplay {
 
     /// Leaves the drawn lines on the screen; the next output goes below them.
     pub(crate) fn finish_drawing(&self) {
+        self.echo.restore();
         self.out.drawn.lock().clear();
     }
 }
