@@ -128,6 +128,35 @@ pub(crate) async fn resolve_ask(client: &DaemonClient, text: &str) -> Result<Str
     Ok(resolve_one(client, text, &[ReferenceKind::Ask]).await?.id)
 }
 
+/// The ids of sessions and asks as a list shows them: on a terminal as short as the verbs that take them allow, elsewhere
+/// whole. An id that is not among `ids` is shown as it is.
+#[derive(Debug, Default)]
+pub(crate) struct ShownIds(HashMap<String, String>);
+
+impl ShownIds {
+    pub(crate) async fn load(
+        client: &DaemonClient,
+        on_terminal: bool,
+        kinds: &[ReferenceKind],
+        ids: Vec<String>,
+    ) -> Result<Self> {
+        Ok(if on_terminal { Self(short_ids(client, kinds, ids).await?) } else { Self::default() })
+    }
+
+    pub(crate) fn show(&self, id: &str) -> String {
+        self.0.get(id).map_or_else(|| id.to_owned(), String::clone)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn from_pairs(pairs: &[(&str, &str)]) -> Self {
+        Self(pairs.iter().map(|(id, short)| ((*id).to_owned(), (*short).to_owned())).collect())
+    }
+}
+
+/// What verbs take where they take a session, so that its shortened id is not the beginning of anything else.
+pub(crate) const SESSION_KINDS: [ReferenceKind; 3] =
+    [ReferenceKind::Session, ReferenceKind::Run, ReferenceKind::Fleet];
+
 /// For each id, the shortest beginning that a verb taking these kinds accepts for it and for nothing else, at least four
 /// characters long. Ids stay whole if the daemon cannot shorten them, as one of an earlier release.
 pub(crate) async fn short_ids(

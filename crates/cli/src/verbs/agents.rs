@@ -41,6 +41,7 @@ fn table(agents: &[Agent], joined: &[JoinedWorker]) -> TextTable {
     let mut table = TextTable::new(&["NAME", "WHERE", "DRIVER", "CAN", "ABOUT"]);
     // What an agent is for can be guessed from its name; what it can do cannot.
     table.set_min_width(3, usize::MAX);
+    table.set_min_width(1, "not installed".len());
     for agent in agents {
         let location = match (&agent.version, agent.available) {
             (Some(version), true) => format!("here, {version}"),

@@ -9,7 +9,7 @@ use crate::args::MailVerb;
 use crate::client::stream::{EventStream, EventStreamItem};
 use crate::client::{DaemonClient, random_id};
 use crate::failure::{CliExitCode, CliFailure, Result};
-use crate::refs::{self, ResolvedSession};
+use crate::refs::{self, ResolvedSession, ShownIds};
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -42,18 +42,24 @@ pub(crate) async fn mail(
         context.out.print_json(&mail)?;
         return Ok(CliExitCode::Success);
     }
-    let table = table(&mail, Millis::now());
+    let sessions =
+        mail.iter().flat_map(|mail| [Some(&mail.message.to), mail.message.from_session_id.as_ref()]);
+    let sessions = sessions.flatten().map(ToString::to_string).collect();
+    let is_terminal = context.out.width().is_some();
+    let ids = ShownIds::load(&client, is_terminal, &refs::SESSION_KINDS, sessions).await?;
+    let table = table(&mail, &ids, Millis::now());
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     Ok(CliExitCode::Success)
 }
 
-fn table(mail: &[Mail], now: Millis) -> TextTable {
+fn table(mail: &[Mail], ids: &ShownIds, now: Millis) -> TextTable {
     let mut table = TextTable::new(&["ID", "FROM", "TO", "KIND", "STATE", "AGE", "TEXT"]);
+    table.set_min_width(4, usize::MAX);
     for Mail { message, state, .. } in mail {
         table.add_row([
             message.id.to_string(),
-            message.from.clone(),
-            message.to.to_string(),
+            ids.show(&message.from),
+            ids.show(message.to.as_str()),
             message.kind.as_str().to_owned(),
             state.as_str().to_owned(),
             text::format_age(message.sent_at, now),
@@ -187,6 +193,7 @@ mod tests {
                 "The parser is ready.\nDetails below.",
             ),
         ];
-        assert_view("mail", |style, width| table(&mail, Millis(600_000)).render(style, width));
+        let ids = ShownIds::from_pairs(&[("ses_ar477mby3tane7hf", "ar47"), ("ses_b07hx2k1m9d4vq8s", "b07h")]);
+        assert_view("mail", |style, width| table(&mail, &ids, Millis(600_000)).render(style, width));
     }
 }

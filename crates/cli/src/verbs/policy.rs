@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use qd_protocol::WorkspaceId;
-use qd_protocol::api::Workspace;
+use qd_protocol::api::{ReferenceKind, Workspace};
 use qd_protocol::event::ResolvedBy;
 use qd_protocol::policy::PolicyVerdict;
 use qd_protocol::policy_trial::{
@@ -14,7 +14,7 @@ use super::{VerbContext, prompt};
 use crate::args::PolicyVerb;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
-use crate::refs;
+use crate::refs::{self, ShownIds};
 use crate::render::table::TextTable;
 use crate::render::{ask, text};
 
@@ -43,7 +43,12 @@ pub(crate) async fn policy(context: &VerbContext, verb: PolicyVerb) -> Result<Cl
     }
     let changed = || report.trials.iter().filter(|trial| trial.change != DecisionChange::AsBefore);
     if changed().next().is_some() {
-        context.out.print_data(&table(changed()).render(context.out.out_style(), context.out.width()))?;
+        let width = context.out.width();
+        let asks = changed().map(|trial| trial.ask_id.to_string()).collect();
+        let sessions = changed().map(|trial| trial.session_id.to_string()).collect();
+        let asks = ShownIds::load(&client, width.is_some(), &[ReferenceKind::Ask], asks).await?;
+        let sessions = ShownIds::load(&client, width.is_some(), &refs::SESSION_KINDS, sessions).await?;
+        context.out.print_data(&table(changed(), &asks, &sessions).render(context.out.out_style(), width))?;
     }
     context.out.print_line(&summarize_report(&report))?;
     Ok(CliExitCode::Success)
@@ -69,13 +74,18 @@ fn as_usage_failure(failure: CliFailure) -> CliFailure {
     }
 }
 
-fn table<'t>(trials: impl Iterator<Item = &'t PolicyTrial>) -> TextTable {
+fn table<'t>(
+    trials: impl Iterator<Item = &'t PolicyTrial>,
+    asks: &ShownIds,
+    sessions: &ShownIds,
+) -> TextTable {
     let mut table = TextTable::new(&["ASK", "SESSION", "RISK", "THEN", "NOW", "WANTS"]);
+    [1, 2, 3, 4].into_iter().for_each(|column| table.set_min_width(column, usize::MAX));
     for trial in trials {
         let tool = text::first_line(&trial.tool, PREVIEW_CHARS);
         table.add_row([
-            trial.ask_id.to_string(),
-            trial.session_id.to_string(),
+            asks.show(trial.ask_id.as_str()),
+            sessions.show(trial.session_id.as_str()),
             ask::risk_name(trial.risk).to_owned(),
             describe_past_decision(&trial.then),
             describe_new_decision(&trial.now),
@@ -199,6 +209,11 @@ mod tests {
             trial("ask_0k2v7m4q8s1x5z9b", "allow_once", "allow", "cargo test --workspace --all-features"),
             trial("ask_f6vh2k1m9d4vq8s7", "deny", "ask", "rm -rf build"),
         ];
-        assert_view("policy_test", |style, width| table(trials.iter()).render(style, width));
+        let asks =
+            ShownIds::from_pairs(&[("ask_0k2v7m4q8s1x5z9b", "0k2v7"), ("ask_f6vh2k1m9d4vq8s7", "f6vh")]);
+        let sessions = ShownIds::from_pairs(&[("ses_ar477mby3tane7hf", "ar47")]);
+        assert_view("policy_test", |style, width| {
+            table(trials.iter(), &asks, &sessions).render(style, width)
+        });
     }
 }
