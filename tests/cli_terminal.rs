@@ -43,6 +43,46 @@ async fn that_the_daemon_was_killed_is_said_on_a_line_of_its_own() {
 }
 
 #[tokio::test]
+async fn that_the_daemon_was_killed_leaves_no_blank_line() {
+    let daemon = TestDaemon::start().await;
+    let script = steps(&[
+        say("Half of it."),
+        sleep(3000),
+        tool("Bash", json!({ "command": "make" }), "ok"),
+        say("Done."),
+    ]);
+    let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.wait_for_text("Half of it.").await;
+    signal(daemon.pid(), Signal::KILL);
+    let screen = terminal.wait_for_text("exit 0").await;
+    let lines: Vec<&str> = screen.lines().map(str::trim_end).take(5).collect();
+    let note = "the daemon was gone; another one has been started";
+    assert_eq!(lines, ["Half of it.", note, "tool Bash: make", "  = ok", "Done."], "{screen}");
+}
+
+#[tokio::test]
+async fn an_answer_from_elsewhere_is_shown_below_the_prompt() {
+    let daemon = TestDaemon::start().await;
+    let fleet = json!({ "fleet": {
+        "task": steps(&[ask_bash("make")]), "sessions": { "a": { "agent": "script" } }, "start": "a",
+    } });
+    // JSON is YAML.
+    std::fs::write(daemon.home.project_dir().join("fleet.yaml"), fleet.to_string()).unwrap();
+    let script = steps(&[ask_bash("make")]);
+    for args in [&["run", "--agent", "script", &script][..], &["up", "fleet.yaml"]] {
+        let terminal = TestTerminal::start_qd(&daemon.home, args).await;
+        terminal.wait_for_text("say why not:").await;
+        let open = daemon.client().pending_asks().await;
+        let answer = json!({ "decision": "allow_once" });
+        daemon.client().answer_ask(open[0]["id"].as_str().unwrap(), &answer).await.expect(200);
+        let screen = terminal.wait_for_text("exit 0").await;
+        let prompt = screen.lines().find(|line| line.contains("say why not:")).unwrap();
+        assert!(prompt.trim_end().ends_with("say why not:"), "{screen}");
+        assert!(screen.contains("allowed"), "{screen}");
+    }
+}
+
+#[tokio::test]
 async fn attach_replays_goes_live_and_sends_what_is_typed() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "title": "typed to" })).await;

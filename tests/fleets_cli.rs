@@ -60,6 +60,24 @@ async fn a_plan_checks_agents_and_branch_with_line_and_column() {
 }
 
 #[tokio::test]
+async fn an_error_that_quotes_a_fleet_file_cannot_control_the_terminal() {
+    let daemon = TestDaemon::start().await;
+    // The file may come from a repository that somebody else wrote. YAML writes control characters as escapes.
+    let file =
+        write(&daemon, "fleet:\n  task: t\n  sessions: { a: { agent: \"no\\e[2K\\u202e\" } }\n  start: a\n");
+    let refused = daemon.qd(&["up", &file]).await;
+    assert!(refused.stderr.contains("no^[[2K\\u{202e}"), "the daemon's words, made visible: {refused:?}");
+    assert!(!refused.stderr.contains(['\u{202e}', '\x1b']), "{refused:?}");
+    // A program gets the daemon's message unchanged.
+    let error = daemon.qd(&["--json", "up", &file]).await.stderr;
+    let error: serde_json::Value = serde_json::from_str(&error).unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("no\x1b[2K\u{202e}"), "{error}");
+    let terminal = TestTerminal::start_qd(&daemon.home, &["up", &file]).await;
+    let screen = terminal.wait_for_text("exit 1").await;
+    assert!(screen.contains("no^[[2K"), "{screen}");
+}
+
+#[tokio::test]
 async fn a_mistake_is_told_with_file_line_and_column() {
     let daemon = TestDaemon::start().await;
     let file = write(&daemon, "fleet:\n  task: t\n  sessions: { a: { agent: echo } }\n  strat: a\n");

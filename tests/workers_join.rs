@@ -15,7 +15,7 @@ use crate::openapi::{filled, operations};
 use crate::workers_loss::worker_of;
 
 /// A daemon that other machines can join over TLS.
-async fn daemon_with_tls() -> TestDaemon {
+pub(crate) async fn daemon_with_tls() -> TestDaemon {
     TestDaemon::start_with(|options| _ = options.tcp().arg("--tls").arg("self")).await
 }
 
@@ -28,13 +28,13 @@ async fn daemon_with_lease(seconds: u64) -> TestDaemon {
 }
 
 /// The TCP address of the daemon.
-fn address(daemon: &TestDaemon) -> SocketAddr {
+pub(crate) fn address(daemon: &TestDaemon) -> SocketAddr {
     let line = daemon.listening().iter().find_map(|line| line.strip_prefix("listening on https://"));
     line.unwrap().parse().unwrap()
 }
 
 /// Creates a token with `qd workers token`.
-async fn token(daemon: &TestDaemon) -> Value {
+pub(crate) async fn token(daemon: &TestDaemon) -> Value {
     daemon.qd(&["workers", "token", "--json"]).await.json()
 }
 

@@ -67,7 +67,7 @@ class Terminal:
 
 def answer(one, two):
     """One terminal asks for a permission, the other one gives it."""
-    one.type("qd run --agent script --title tidy - < tidy.json")
+    one.type("qd run --agent script --title tidy \"$(cat tidy.json)\"")
     one.wait(r"^ask ask_")
     two.type("qd ps")
     two.wait(r"waiting, 1 ask")
@@ -78,7 +78,7 @@ def answer(one, two):
     two.wait(r"no more asks")
     one.wait(r"works again[^$]*^\$ $")
     two.type("qd ps")
-    two.wait(r"idle[^$]*\$0\.04")
+    two.wait(r"done[^$]*\$0\.04")
 
 
 def kill(one, two):

@@ -12,6 +12,7 @@ mod past_time;
 mod refs;
 mod render;
 mod serve;
+mod terminal_echo;
 mod verbs;
 
 use std::process::ExitCode;

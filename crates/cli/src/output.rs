@@ -3,16 +3,22 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::failure::{CliExitCode, CliFailure};
+use crate::render::drawn_lines::{DrawnLines, rows_of};
 use crate::render::style::{self, RESET, TextStyle};
+use crate::render::text;
+use crate::terminal_echo::TerminalEcho;
 
-/// Clears the spinner's line.
+/// Clears the line of the cursor.
 const CLEAR_LINE: &str = "\r\x1b[2K";
+
+/// Columns and rows of a terminal that does not say how large it is.
+const DEFAULT_SIZE: (usize, usize) = (80, 24);
 
 /// Stdout and stderr, and what is known about them. Clones share the state of the terminal.
 #[derive(Debug, Clone)]
@@ -25,13 +31,18 @@ pub(crate) struct CliOutput {
     pub(crate) err_tty: bool,
     /// No colour even on a terminal.
     no_colour: bool,
-    /// Whether the spinner is on the screen and must be cleared before anything else is printed.
-    spinning: Arc<AtomicBool>,
+    /// The columns of the spinner that is on the screen and must be cleared before anything else is printed; 0 if there
+    /// is none.
+    spinner_width: Arc<AtomicUsize>,
     /// Whether the cursor is in the middle of a line. The spinner would erase that line's text.
     mid_line: Arc<AtomicBool>,
-    /// The widths of the lines that a [`LiveDisplay`] has drawn last and will draw over. Anything else that is printed
-    /// erases them first, and the next draw puts them below it.
-    drawn: Arc<Mutex<Vec<usize>>>,
+    /// Whether the open line is a prompt that nobody has answered yet. Other output goes below it.
+    prompt_open: Arc<AtomicBool>,
+    /// Whether a note has ended a line that the transcript believes to be open. Its next newline would leave a blank line.
+    line_ended: Arc<AtomicBool>,
+    /// The lines of a [`LiveDisplay`]. Anything else that is printed erases them first, and the next draw puts them below
+    /// it.
+    drawn: Arc<Mutex<DrawnLines>>,
 }
 
 impl CliOutput {
@@ -44,8 +55,10 @@ impl CliOutput {
             out_tty: io::stdout().is_terminal(),
             err_tty: io::stderr().is_terminal(),
             no_colour,
-            spinning: Arc::default(),
+            spinner_width: Arc::default(),
             mid_line: Arc::default(),
+            prompt_open: Arc::default(),
+            line_ended: Arc::default(),
             drawn: Arc::default(),
         }
     }
@@ -74,6 +87,7 @@ impl CliOutput {
     pub(crate) fn print_data(&self, text: &str) -> io::Result<()> {
         self.clear_spinner();
         self.erase_display();
+        let text = self.below_open_line(text, self.out_tty);
         self.track_line_end(text, self.out_tty);
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())?;
@@ -103,33 +117,43 @@ impl CliOutput {
         if self.err_tty {
             self.erase_display();
         }
+        let text = self.below_open_line(text, self.err_tty);
         self.track_line_end(text, self.err_tty);
         let mut err = io::stderr().lock();
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
     }
 
-    /// Prints one dimmed line to stderr, for people.
+    /// Prints one dimmed line to stderr, for people. It may quote an agent, so the terminal obeys nothing in it.
     pub(crate) fn print_note(&self, text: &str) {
-        self.end_open_line();
-        self.print_stderr(&format!("{}\n", self.err_style().dim(text)));
+        let ended = self.end_open_line();
+        self.print_stderr(&format!("{}\n", self.err_style().dim(&text::show_hidden(text))));
+        self.line_ended.store(ended, Ordering::Relaxed);
+    }
+
+    /// Asks the user for a line of input. Whatever is printed before it is typed begins on a line of its own.
+    pub(crate) fn print_prompt(&self, text: &str) {
+        self.print_stderr(text);
+        self.prompt_open.store(self.err_tty, Ordering::Relaxed);
     }
 
     /// Notes that the user pressed Enter, so the cursor is at the start of a line.
     pub(crate) fn line_was_typed(&self) {
         self.mid_line.store(false, Ordering::Relaxed);
+        self.prompt_open.store(false, Ordering::Relaxed);
     }
 
-    /// Prints why the verb failed, as JSON with `--json`. A broken pipe prints nothing.
+    /// Prints why the verb failed, as JSON with `--json`. A broken pipe prints nothing. The daemon's message may quote an
+    /// agent, so the terminal obeys nothing in it.
     pub(crate) fn print_failure(&self, failure: &CliFailure) {
         if failure.exit_code() == CliExitCode::Success {
             return;
         }
-        self.end_open_line();
+        let _ = self.end_open_line();
         if self.json {
             let text = serde_json::to_string(&failure.error_body()).unwrap_or_else(|error| error.to_string());
             self.print_stderr(&format!("{text}\n"));
         } else {
-            self.print_stderr(&format!("{} {failure}\n", self.err_style().red("qd:")));
+            self.print_stderr(&format_failure(failure, self.err_style()));
         }
     }
 
@@ -139,36 +163,61 @@ impl CliOutput {
         if !self.err_tty || self.mid_line.load(Ordering::Relaxed) {
             return;
         }
-        let width = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col));
-        let text = crate::render::text::truncate(text, width.saturating_sub(1).max(20));
-        let line = format!("{CLEAR_LINE}{}", self.err_style().dim(&text));
+        let width = self.err_width().unwrap_or(DEFAULT_SIZE.0);
+        let text = text::truncate(text, width.saturating_sub(1));
+        let before = self.spinner_width.swap(text::display_width(&text).max(1), Ordering::Relaxed);
+        let line = format!("{}{}", clear_spinner_rows(before, width), self.err_style().dim(&text));
         let mut err = io::stderr().lock();
         let _ = err.write_all(line.as_bytes()).and_then(|()| err.flush());
-        self.spinning.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn clear_spinner(&self) {
-        if self.spinning.swap(false, Ordering::Relaxed) {
+        let shown = self.spinner_width.swap(0, Ordering::Relaxed);
+        if shown > 0 {
+            let width = self.err_width().unwrap_or(DEFAULT_SIZE.0);
             let mut err = io::stderr().lock();
-            let _ = err.write_all(CLEAR_LINE.as_bytes()).and_then(|()| err.flush());
+            let _ = err.write_all(clear_spinner_rows(shown, width).as_bytes()).and_then(|()| err.flush());
         }
     }
 
     /// Removes what a [`LiveDisplay`] has drawn.
     fn erase_display(&self) {
-        let drawn = std::mem::take(&mut *self.drawn.lock());
+        let mut drawn = std::mem::take(&mut *self.drawn.lock());
         if !drawn.is_empty() {
             let mut out = io::stdout().lock();
-            let erase = format!("{}\x1b[J", move_above(&drawn, terminal_size().0));
+            let erase = format!("{}\x1b[J", drawn.move_to_first_row(terminal_size()));
             let _ = out.write_all(erase.as_bytes()).and_then(|()| out.flush());
         }
     }
 
     /// Starts a new line on the terminal if the cursor is in the middle of one. The newline goes to stderr, because it
-    /// is not data.
-    fn end_open_line(&self) {
-        if self.err_tty && self.mid_line.load(Ordering::Relaxed) {
+    /// is not data. True if the line belongs to the transcript, false if it is a prompt or no line is open.
+    fn end_open_line(&self) -> bool {
+        let is_prompt = self.prompt_open.swap(false, Ordering::Relaxed);
+        let is_open = self.err_tty && self.mid_line.load(Ordering::Relaxed);
+        if is_open {
             self.print_stderr("\n");
+        }
+        is_open && !is_prompt
+    }
+
+    /// Starts a new line if a prompt waits on the terminal.
+    fn end_prompt(&self) {
+        if self.prompt_open.swap(false, Ordering::Relaxed) {
+            let mut err = io::stderr().lock();
+            let _ = err.write_all(b"\n").and_then(|()| err.flush());
+        }
+    }
+
+    /// What is left to print of a text, after a prompt that waits on the terminal got a line of its own.
+    fn below_open_line<'t>(&self, text: &'t str, on_tty: bool) -> &'t str {
+        if !on_tty || text.is_empty() {
+            return text;
+        }
+        self.end_prompt();
+        match self.line_ended.swap(false, Ordering::Relaxed) {
+            true => text.strip_prefix('\n').unwrap_or(text),
+            false => text,
         }
     }
 
@@ -181,17 +230,23 @@ impl CliOutput {
     }
 }
 
+fn format_failure(failure: &CliFailure, style: TextStyle) -> String {
+    format!("{} {}\n", style.red("qd:"), text::show_hidden(&failure.to_string()))
+}
+
 /// A block of lines on the terminal that is redrawn in place.
 #[derive(Debug)]
 pub(crate) struct LiveDisplay {
     out: CliOutput,
     /// Without a terminal nothing is drawn.
     tty: bool,
+    /// Off while lines are drawn over.
+    echo: TerminalEcho,
 }
 
 impl LiveDisplay {
     pub(crate) fn new(out: &CliOutput) -> Self {
-        Self { out: out.clone(), tty: out.out_tty && !out.json }
+        Self { out: out.clone(), tty: out.out_tty && !out.json, echo: TerminalEcho::default() }
     }
 
     /// Columns and rows of the terminal.
@@ -204,19 +259,22 @@ impl LiveDisplay {
         if !self.tty {
             return Ok(());
         }
+        self.out.end_prompt();
+        self.echo.turn_off();
         let mut drawn = self.out.drawn.lock();
-        let mut screen = move_above(&drawn, terminal_size().0);
+        let mut screen = drawn.move_to_first_row(terminal_size());
         for line in lines {
             // Overwriting line by line instead of clearing first avoids flicker.
             screen.push_str(&format!("{line}\x1b[K\n"));
+            drawn.push(style::visible_width(line));
         }
         screen.push_str("\x1b[J");
-        *drawn = lines.iter().map(|line| style::visible_width(line)).collect();
         self.out.print_raw(screen.as_bytes())
     }
 
     /// Leaves the drawn lines on the screen; the next output goes below them.
     pub(crate) fn finish_drawing(&self) {
+        self.echo.restore();
         self.out.drawn.lock().clear();
     }
 }
@@ -226,15 +284,17 @@ fn terminal_size() -> (usize, usize) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
             (usize::from(size.ws_col), usize::from(size.ws_row))
         }
-        _ => (80, 24),
+        _ => DEFAULT_SIZE,
     }
 }
 
-/// Moves the cursor to the first of the drawn lines. If the terminal has become narrower since, a line takes several
-/// rows.
-fn move_above(drawn: &[usize], columns: usize) -> String {
-    let rows: usize = drawn.iter().map(|width| width.div_ceil(columns).max(1)).sum();
-    if rows == 0 { String::new() } else { format!("\x1b[{rows}A\r") }
+/// Clears a spinner of so many columns. If the terminal has become narrower since, it takes several rows, and the cursor
+/// is in the last of them.
+fn clear_spinner_rows(spinner: usize, columns: usize) -> String {
+    match rows_of(spinner, columns) - 1 {
+        0 => CLEAR_LINE.to_owned(),
+        above => format!("\x1b[{above}A\r\x1b[J"),
+    }
 }
 
 #[cfg(test)]
@@ -242,9 +302,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_were_wrapped_by_a_narrower_terminal_are_all_drawn_over() {
-        assert_eq!(move_above(&[], 80), "");
-        assert_eq!(move_above(&[70, 0, 80], 80), "\x1b[3A\r");
-        assert_eq!(move_above(&[70, 0, 80], 40), "\x1b[5A\r");
+    fn a_spinner_that_a_narrower_terminal_has_wrapped_is_cleared_whole() {
+        assert_eq!(clear_spinner_rows(70, 80), CLEAR_LINE);
+        assert_eq!(clear_spinner_rows(80, 80), CLEAR_LINE);
+        assert_eq!(clear_spinner_rows(70, 30), "\x1b[2A\r\x1b[J");
+    }
+
+    #[test]
+    fn a_failure_that_quotes_an_agent_cannot_control_the_terminal() {
+        let quoted =
+            CliFailure::Usage("the value must be one of: a\x1b]0;x\x07, \u{202e}b\r\n  or c".to_owned());
+        let shown = format_failure(&quoted, TextStyle::new(true));
+        assert_eq!(shown, "\x1b[31mqd:\x1b[0m the value must be one of: a^[]0;x^G, \\u{202e}b^M\n  or c\n");
     }
 }

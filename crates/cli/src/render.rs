@@ -5,6 +5,7 @@ pub(crate) mod ask;
 pub(crate) mod ask_input;
 pub(crate) mod asks_table;
 pub(crate) mod conversation;
+pub(crate) mod drawn_lines;
 pub(crate) mod fleet_progress;
 pub(crate) mod plan;
 pub(crate) mod search;
@@ -17,3 +18,5 @@ pub(crate) mod table;
 pub(crate) mod text;
 pub(crate) mod tool;
 pub(crate) mod usage;
+#[cfg(test)]
+pub(crate) mod view_snapshot;

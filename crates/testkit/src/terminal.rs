@@ -40,11 +40,20 @@ impl<'a> TestTerminal<'a> {
         self.wait_for_screen(text, |screen| screen.contains(text)).await
     }
 
-    /// Waits until the screen matches `wanted`, and returns the whole screen.
+    /// Waits until the screen matches `wanted`, and returns the whole screen, with what has scrolled off it.
     pub async fn wait_for_screen(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        self.wait_for_capture(what, &["-S", "-200"], wanted).await
+    }
+
+    /// The same, with only the rows that the window shows.
+    pub async fn wait_for_visible(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        self.wait_for_capture(what, &[], wanted).await
+    }
+
+    async fn wait_for_capture(&self, what: &str, range: &[&str], wanted: impl Fn(&str) -> bool) -> String {
         let last = std::cell::RefCell::new(String::new());
         let found = poll_until(what, async || {
-            let screen = self.tmux(&["capture-pane", "-p", "-S", "-200"]).await;
+            let screen = self.tmux(&[&["capture-pane", "-p"], range].concat()).await;
             last.replace(screen.clone());
             wanted(&screen).then_some(screen)
         });
@@ -52,6 +61,12 @@ impl<'a> TestTerminal<'a> {
             Ok(screen) => screen,
             Err(_) => panic!("the screen never shows {what:?}:\n{}", last.borrow()),
         }
+    }
+
+    /// Makes the terminal so many columns wide and rows high, as a user does who drags the edge of its window.
+    pub async fn resize(&self, (columns, rows): (u16, u16)) {
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        self.tmux(&["resize-window", "-x", &columns, "-y", &rows]).await;
     }
 
     /// Types `text` literally.

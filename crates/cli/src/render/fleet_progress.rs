@@ -152,10 +152,14 @@ impl FleetProgress {
         self.sessions.iter().map(|session| session.cost_usd).sum()
     }
 
-    /// The fleet as at most `height` lines of at most `width` columns.
+    /// The fleet as lines for a terminal of this size. They are narrower than the terminal and leave one row for the
+    /// cursor, so that drawing them neither wraps nor scrolls.
     pub(crate) fn lines(&self, now: Millis, style: TextStyle, width: usize, height: usize) -> Vec<String> {
-        let mut lines = vec![self.title(now, style)];
-        let max_sessions = height.saturating_sub(2).max(1);
+        let width = width.saturating_sub(1);
+        let mut lines = vec![self.title(now, style, width)];
+        let all_fit = self.sessions.len() + 2 <= height;
+        // Beside the title and the cursor, a row for how many are left out.
+        let max_sessions = if all_fit { self.sessions.len() } else { height.saturating_sub(3) };
         let names = self.sessions.iter().map(|session| session.label().chars().count()).max().unwrap_or(0);
         let agents = self.sessions.iter().map(|session| session.agent.chars().count()).max();
         let agents = agents.unwrap_or(0).min(20);
@@ -170,12 +174,14 @@ impl FleetProgress {
             lines.push(self.sessions[*index].render_line(now, style, names, agents, width));
         }
         if shown.len() < self.sessions.len() {
-            lines.push(style.dim(&format!("  … and {} more", self.sessions.len() - shown.len())));
+            let rest = format!("  … and {} more", self.sessions.len() - shown.len());
+            lines.push(style.dim(&text::truncate(&rest, width)));
         }
+        lines.truncate(height.saturating_sub(1));
         lines
     }
 
-    fn title(&self, now: Millis, style: TextStyle) -> String {
+    fn title(&self, now: Millis, style: TextStyle, width: usize) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for session in &self.sessions {
             if let Some(word) = session.state.count_word() {
@@ -183,11 +189,13 @@ impl FleetProgress {
             }
         }
         let counts: Vec<String> = counts.iter().map(|(word, count)| format!("{count} {word}")).collect();
-        let state = styled_fleet_state(self.state, style);
+        let state = text::wire_name(&self.state);
         let cost = self.cost();
         let money = if cost > 0.0 { format!("  {}", text::format_dollars(cost)) } else { String::new() };
         let counts = if counts.is_empty() { String::new() } else { format!("  {}", counts.join(", ")) };
-        format!("{state}  {}{money}{counts}", format_clock(now.since(self.since)))
+        let plain = format!("{state}  {}{money}{counts}", format_clock(now.since(self.since)));
+        // Truncate before adding colours: escape sequences have no width.
+        text::truncate(&plain, width).replacen(&state, &styled_fleet_state(self.state, style), 1)
     }
 
     /// The summary at the end: one line for each session that ran.
@@ -320,7 +328,7 @@ impl SessionProgress {
             self.last_line
         );
         // Truncate before adding colours: escape sequences have no width.
-        let cut = text::truncate(plain.trim_end(), width.saturating_sub(1).max(20));
+        let cut = text::truncate(plain.trim_end(), width);
         let word = self.state.word();
         let painted =
             cut.replacen(&format!("  {word} "), &format!("  {} ", self.state.styled_word(style)), 1);

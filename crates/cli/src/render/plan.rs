@@ -112,6 +112,7 @@ fn add_successors<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
 
     const FILE: &str = "fleet:
   task: Ship it.
@@ -134,5 +135,6 @@ mod tests {
         let plan = render_plan(&spec, TextStyle::new(false));
         assert!(plan.ends_with('\n'), "a snapshot does not show this");
         insta::assert_snapshot!(plan);
+        assert_view("plan", |style, _| render_plan(&spec, style));
     }
 }

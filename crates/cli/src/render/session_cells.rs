@@ -29,6 +29,11 @@ impl ShownIds {
         Self { short }
     }
 
+    #[cfg(test)]
+    pub(crate) fn from_pairs(pairs: &[(&str, &str)]) -> Self {
+        Self::shortened(pairs.iter().map(|(id, short)| ((*id).to_owned(), (*short).to_owned())).collect())
+    }
+
     /// Shows the ids of both by their short forms.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.short.extend(other.short);

@@ -16,6 +16,8 @@ pub(crate) struct TextTable {
     rows: Vec<TableRow>,
     /// How narrow each column may become. One whose content people copy is never truncated.
     min_widths: Vec<usize>,
+    /// The columns that keep the end of a cell that is too wide, because there it differs from others.
+    ends_kept: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -31,7 +33,7 @@ impl TextTable {
         if let Some(first) = min_widths.first_mut() {
             *first = usize::MAX;
         }
-        Self { titles: titles.to_vec(), rows: Vec::new(), min_widths }
+        Self { titles: titles.to_vec(), rows: Vec::new(), min_widths, ends_kept: Vec::new() }
     }
 
     /// A table that is shown without titles, by [`Self::render_rows`]. Only the last column is never truncated.
@@ -40,7 +42,7 @@ impl TextTable {
         if let Some(last) = min_widths.last_mut() {
             *last = usize::MAX;
         }
-        Self { titles: vec![""; columns], rows: Vec::new(), min_widths }
+        Self { titles: vec![""; columns], rows: Vec::new(), min_widths, ends_kept: Vec::new() }
     }
 
     /// Keeps a column at least this wide, if its content is.
@@ -48,6 +50,11 @@ impl TextTable {
         if let Some(min_width) = self.min_widths.get_mut(column) {
             *min_width = width;
         }
+    }
+
+    /// Truncates the beginnings of a column's cells instead of their ends: paths, whose last parts tell them apart.
+    pub(crate) fn keep_ends(&mut self, column: usize) {
+        self.ends_kept.push(column);
     }
 
     /// Adds a row with one cell per column. Control characters are stripped, because a title may come from an agent.
@@ -69,7 +76,7 @@ impl TextTable {
     pub(crate) fn render(&self, style: TextStyle, width: Option<usize>) -> String {
         let widths = self.column_widths(width);
         let titles: Vec<String> = self.titles.iter().map(|&title| title.to_owned()).collect();
-        let titles = align_cells(&titles, &widths, width, None);
+        let titles = align_cells(&titles, &widths, width, &[], None);
         format!("{}\n{}", style.bold(&titles), self.render_rows(style, width, ""))
     }
 
@@ -81,7 +88,7 @@ impl TextTable {
         for row in &self.rows {
             let colour = row.colour.map(|(column, colour)| (column, colour, style));
             out.push_str(indent);
-            out.push_str(&align_cells(&row.cells, &widths, width, colour));
+            out.push_str(&align_cells(&row.cells, &widths, width, &self.ends_kept, colour));
             out.push('\n');
         }
         out
@@ -111,12 +118,14 @@ fn align_cells(
     cells: &[String],
     widths: &[usize],
     width: Option<usize>,
+    ends_kept: &[usize],
     colour: Option<(usize, CellColour, TextStyle)>,
 ) -> String {
     let (mut plain, mut line) = (String::new(), String::new());
     for (i, (cell, &column_width)) in cells.iter().zip(widths).enumerate() {
         let gap = if i > 0 { GAP } else { "" };
-        let cell = text::truncate(cell, column_width);
+        let cut = if ends_kept.contains(&i) { text::truncate_start } else { text::truncate };
+        let cell = cut(cell, column_width);
         let padding = " ".repeat(column_width.saturating_sub(text::display_width(&cell)));
         let painted = match colour {
             Some((column, colour, style)) if column == i => style.coloured(colour, &cell),
@@ -160,6 +169,14 @@ mod tests {
             table.render(TextStyle::new(false), Some(30)),
             "ID     AGENT             STATE\nses_1  acp:node /opt/a…  done\n"
         );
+    }
+
+    #[test]
+    fn a_path_keeps_its_end() {
+        let mut table = TextTable::new(&["ID", "PATH"]);
+        table.keep_ends(1);
+        table.add_row(["ses_1".to_owned(), "/home/ann/code/shop".to_owned()]);
+        assert_eq!(table.render(TextStyle::new(false), Some(17)), "ID     PATH\nses_1  …code/shop\n");
     }
 
     #[test]

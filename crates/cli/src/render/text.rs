@@ -26,6 +26,23 @@ pub(crate) fn truncate(text: &str, width: usize) -> String {
     head
 }
 
+/// At most `width` columns, from the end. A truncated text begins with an ellipsis.
+pub(crate) fn truncate_start(text: &str, width: usize) -> String {
+    if display_width(text) <= width {
+        return text.to_owned();
+    }
+    let mut start = text.len();
+    let mut used = 0;
+    for (at, c) in text.char_indices().rev() {
+        used += c.width().unwrap_or(0);
+        if used >= width {
+            break;
+        }
+        start = at;
+    }
+    format!("…{}", &text[start..])
+}
+
 /// The first line that is not blank, stripped and truncated, for lists.
 pub(crate) fn first_line(text: &str, width: usize) -> String {
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
@@ -145,6 +162,10 @@ mod tests {
         assert_eq!(truncate("修复测试", 6), "修复…");
         assert_eq!(truncate("修复测试", 0), "…");
         assert_eq!(truncate("äöüß", 3), "äö…");
+        assert_eq!(truncate_start("/a/修复/测试", 6), "…/测试");
+        assert_eq!(truncate_start("äöü", 3), "äöü");
+        assert_eq!(truncate_start("äöüß", 3), "…üß");
+        assert_eq!(truncate_start("äöüß", 0), "…");
         assert_eq!(first_line("\n\n  first \nsecond", 20), "first");
     }
 

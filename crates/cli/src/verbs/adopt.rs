@@ -171,6 +171,7 @@ fn conversation_json(conversation: &AgentConversation, sessions: &[Session]) -> 
 fn table(found: &[AgentConversation], sessions: &[Session], all: bool, now: Millis) -> TextTable {
     let titles = ["AGENT", "TITLE", "AGE", "SIZE", "ID", "SESSION", "DIRECTORY"];
     let mut table = TextTable::new(if all { &titles } else { &titles[..6] });
+    table.keep_ends(6);
     let id_chars = distinct_id_chars(found);
     for conversation in found {
         let session = session_of(sessions, conversation).map(|session| session.id.to_string());

@@ -4,6 +4,7 @@ use qd_protocol::api::{Agent, CostReport, JoinedWorker};
 
 use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
+use crate::render::style::TextStyle;
 use crate::render::table::TextTable;
 
 /// Lists known agents. The table also has those of joined machines; the JSON does not.
@@ -15,30 +16,47 @@ pub(crate) async fn agents(context: &VerbContext) -> Result<CliExitCode> {
         return Ok(CliExitCode::Success);
     }
     let joined: Vec<JoinedWorker> = client.list("/v1/workers/joined").await?;
-    let table = table(agents, &joined);
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    context.out.print_data(&render(&agents, &joined, context.out.out_style(), context.out.width()))?;
     Ok(CliExitCode::Success)
 }
 
-fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> TextTable {
-    let mut table = TextTable::new(&["NAME", "VERSION", "WHERE", "DRIVER", "CAN", "ABOUT"]);
+/// The agents, and below them the commands that install the missing ones. A command that is cut is of no use, so these
+/// are no column of the table.
+fn render(agents: &[Agent], joined: &[JoinedWorker], style: TextStyle, width: Option<usize>) -> String {
+    let mut out = table(agents, joined).render(style, width);
+    let mut commands = TextTable::untitled(2);
+    let missing = agents.iter().filter(|agent| !agent.available);
+    let missing: Vec<_> = missing.filter_map(|agent| Some((&agent.name, agent.install.as_ref()?))).collect();
+    if !missing.is_empty() {
+        out.push_str(&format!("\n{}\n", style.bold("TO INSTALL")));
+    }
+    for (name, command) in missing {
+        commands.add_row([name.clone(), command.clone()]);
+    }
+    out.push_str(&commands.render_rows(style, width, "  "));
+    out
+}
+
+fn table(agents: &[Agent], joined: &[JoinedWorker]) -> TextTable {
+    let mut table = TextTable::new(&["NAME", "WHERE", "DRIVER", "CAN", "ABOUT"]);
+    // What an agent is for can be guessed from its name; what it can do cannot.
+    table.set_min_width(3, usize::MAX);
+    table.set_min_width(1, "not installed".len());
     for agent in agents {
-        let location = if agent.available { "here" } else { "not installed" };
-        let can = abilities(&agent);
-        let about = match agent.install.filter(|_| !agent.available) {
-            Some(how) => format!("{} (to install: {how})", agent.description),
-            None => agent.description,
+        let location = match (&agent.version, agent.available) {
+            (Some(version), true) => format!("here, {version}"),
+            (None, true) => "here".to_owned(),
+            (_, false) => "not installed".to_owned(),
         };
-        let version = agent.version.unwrap_or_else(|| "-".to_owned());
-        table.add_row([agent.name, version, location.to_owned(), agent.driver, can, about]);
+        let Agent { name, driver, description, .. } = agent;
+        table.add_row([name.clone(), location, driver.clone(), abilities(agent), description.clone()]);
     }
     for machine in joined.iter().filter(|machine| machine.connected) {
         for label in &machine.labels {
             for agent in &machine.agents {
                 let about = "On a joined machine.".to_owned();
-                let none = || "-".to_owned();
                 let name = format!("{agent}@{label}");
-                table.add_row([name, none(), machine.name.clone(), "joined".to_owned(), none(), about]);
+                table.add_row([name, machine.name.clone(), "joined".to_owned(), "-".to_owned(), about]);
             }
         }
     }
@@ -61,7 +79,8 @@ fn abilities(agent: &Agent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::style::TextStyle;
+    use crate::render::view_snapshot::assert_view;
+    use qd_catalog::programs::ProgramVersions;
     use qd_protocol::Millis;
 
     #[test]
@@ -76,8 +95,33 @@ mod tests {
             lease_expires_at: Millis(0),
             version: String::new(),
         };
-        let shown = table(Vec::new(), &[machine("box", true), machine("gone", false)]);
+        let shown = table(&[], &[machine("box", true), machine("gone", false)]);
         let shown = shown.render(TextStyle::new(false), None);
         assert!(shown.contains("script@gpu") && shown.contains("box") && !shown.contains("gone"), "{shown}");
+    }
+
+    #[test]
+    fn the_agents_read_well() {
+        let machine = JoinedWorker {
+            name: "ml-box.lan".to_owned(),
+            labels: vec!["gpu".to_owned()],
+            agents: vec!["claude".to_owned()],
+            sessions: Vec::new(),
+            connected: true,
+            joined_at: Millis(0),
+            lease_expires_at: Millis(0),
+            version: "1.2.0".to_owned(),
+        };
+        let catalog = qd_catalog::Catalog::built_in();
+        let listed = |entry: &qd_catalog::CatalogEntry| {
+            let agent = qd_catalog::agent_listing(&entry.manifest, "", &ProgramVersions::default());
+            // What is installed where the tests run must not matter.
+            let available = matches!(agent.name.as_str(), "claude" | "echo" | "script");
+            let version = (agent.name == "claude").then(|| "2.1.12".to_owned());
+            Agent { available, version, ..agent }
+        };
+        let agents: Vec<Agent> = catalog.entries().iter().map(listed).collect();
+        let machine = [machine];
+        assert_view("agents", |style, width| render(&agents, &machine, style, width));
     }
 }

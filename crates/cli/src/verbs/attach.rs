@@ -178,7 +178,7 @@ impl SessionConsole<'_> {
     /// Prints how to answer an ask: a prompt on a terminal, else the commands.
     fn show_answer_help(&self, ask: &Ask) {
         if self.stdin.tty && !self.stdin_ended {
-            self.out.print_stderr(&ask::answer_prompt(ask));
+            self.out.print_prompt(&ask::answer_prompt(ask));
         } else {
             self.out.print_stderr(&ask::answer_commands(ask));
         }

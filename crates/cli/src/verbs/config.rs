@@ -2,7 +2,7 @@
 //! and writes the files itself, so it works even when a bad setting keeps the daemon from starting.
 
 use anyhow::Context as _;
-use qd_home::{ConfigError, DaemonConfig};
+use qd_home::{ConfigEntry, ConfigError, DaemonConfig};
 use serde_json::Value;
 
 use super::VerbContext;
@@ -56,12 +56,18 @@ fn show_config(context: &VerbContext) -> Result<CliExitCode> {
         context.out.print_json(&entries)?;
         return Ok(CliExitCode::Success);
     }
+    context.out.print_data(&table(entries).render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn table(entries: Vec<ConfigEntry>) -> TextTable {
     let mut table = TextTable::new(&["KEY", "VALUE", "FROM"]);
+    // The line number is at the end.
+    table.keep_ends(2);
     for entry in entries {
         table.add_row([entry.key.to_owned(), format_value(&entry.value), entry.origin]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
 }
 
 fn format_value(value: &Value) -> String {
@@ -69,5 +75,27 @@ fn format_value(value: &Value) -> String {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::view_snapshot::assert_view;
+
+    #[test]
+    fn settings_read_well() {
+        let entry = |key, value: Value, origin: &str| ConfigEntry { key, value, origin: origin.to_owned() };
+        let entries = [
+            entry("agent", "claude".into(), "/home/ann/.config/quarterdeck/config.toml:3"),
+            entry(
+                "listen",
+                Value::from(vec!["127.0.0.1:7711"]),
+                "/home/ann/.local/share/quarterdeck/config.toml:12",
+            ),
+            entry("max_agents", 16.into(), "default"),
+            entry("tls", Value::Null, "default"),
+        ];
+        assert_view("config", |style, width| table(entries.to_vec()).render(style, width));
     }
 }

@@ -37,6 +37,7 @@ pub(crate) async fn diff(context: &VerbContext, id: &str, stat: bool) -> Result<
 
 fn table(files: &[DiffFile]) -> TextTable {
     let mut table = TextTable::new(&["ADDED", "REMOVED", "FILE"]);
+    table.keep_ends(2);
     let number = |lines: Option<u64>| lines.map_or_else(|| "-".to_owned(), |lines| lines.to_string());
     for file in files {
         table.add_row([number(file.added), number(file.removed), file.path.clone()]);
@@ -66,6 +67,7 @@ pub(super) fn colour_patch(patch: &str, style: TextStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
 
     #[test]
     fn a_patch_without_colour_is_the_patch() {
@@ -82,5 +84,21 @@ mod tests {
             shown.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(),
             ["-", "-", "logo.png"]
         );
+    }
+
+    #[test]
+    fn changes_read_well() {
+        let file = |path: &str, added, removed| DiffFile { path: path.to_owned(), added, removed };
+        let files = [
+            file(
+                "crates/parser/src/a_module_with_a_long_name/tokenizer/lookahead_of_the_second_kind.rs",
+                Some(120),
+                Some(7),
+            ),
+            file("logo.png", None, None),
+        ];
+        assert_view("diff_stat", |style, width| table(&files).render(style, width));
+        let patch = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n";
+        assert_view("diff_patch", |style, _| colour_patch(patch, style));
     }
 }

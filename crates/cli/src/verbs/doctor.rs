@@ -12,7 +12,7 @@ use super::VerbContext;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::style::TextStyle;
-use crate::render::text::format_size;
+use crate::render::text::{self, format_size};
 
 /// Below this much free space, a journal of a few days may not fit.
 const LOW_DISK_BYTES: u64 = 1 << 30;
@@ -269,12 +269,15 @@ fn format_finding(finding: &DoctorFinding, style: TextStyle) -> String {
     };
     let advice =
         finding.advice.as_ref().map(|advice| format!("\n               {advice}")).unwrap_or_default();
-    format!("{level} {:<9} {}{advice}\n", finding.check, finding.message)
+    // Messages quote manifests and answers of other programs.
+    let (message, advice) = (text::show_hidden(&finding.message), text::show_hidden(&advice));
+    format!("{level} {:<9} {message}{advice}\n", finding.check)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
 
     #[test]
     fn a_finding_shows_the_problem_and_the_fix() {
@@ -342,5 +345,20 @@ mod tests {
         assert_eq!(judge_free_space(1 << 20).level, DoctorLevel::Bad);
         assert_eq!(judge_free_space(512 << 20).level, DoctorLevel::Warn);
         assert_eq!(judge_free_space(10 << 30).level, DoctorLevel::Ok);
+    }
+
+    #[test]
+    fn findings_read_well() {
+        let findings = [
+            ok_finding("home", "/home/ann/.local/share/quarterdeck".to_owned()),
+            finding(DoctorLevel::Warn, "agent", "claude 2.3.0 is installed".to_owned(), "tested with 2.1.12"),
+            finding(
+                DoctorLevel::Bad,
+                "manifest",
+                "/home/ann/agents/own.toml: unknown field `comand`\x1b[2K".to_owned(),
+                "correct the file, or remove it",
+            ),
+        ];
+        assert_view("doctor", |style, _| findings.iter().map(|one| format_finding(one, style)).collect());
     }
 }

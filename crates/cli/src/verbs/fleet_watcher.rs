@@ -114,7 +114,7 @@ impl<'a> FleetWatcher<'a> {
                     self.out.print_note(&format!("detached, the fleet goes on: qd attach {}", self.fleet.id));
                     return Ok(CliExitCode::Success);
                 }
-                line = self.open_asks.next_line(), if self.open_asks.awaiting_answer().is_some() => {
+                line = self.open_asks.next_line(), if self.open_asks.takes_lines() => {
                     if self.open_asks.handle_line(line).await? == AnswerOutcome::Refused {
                         self.prompt_for_answer()?;
                     }
@@ -201,7 +201,7 @@ impl<'a> FleetWatcher<'a> {
         }
         if let Some(ask) = self.open_asks.awaiting_answer() {
             self.display.finish_drawing();
-            self.out.print_stderr(&format!("{}{}", self.format_ask(ask), ask::answer_prompt(ask)));
+            self.out.print_prompt(&format!("{}{}", self.format_ask(ask), ask::answer_prompt(ask)));
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
+use crate::render::session_cells::ShownIds;
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -31,9 +32,15 @@ pub(crate) async fn list_fleets(context: &VerbContext, name: &str) -> Result<Cli
     }
     let ids = fleets.iter().map(|(_, fleet)| fleet.id.to_string()).collect();
     let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
-    let now = Millis::now();
+    let table = fleets_table(&fleets, &ids, Millis::now());
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn fleets_table(fleets: &[(Workspace, Fleet)], ids: &ShownIds, now: Millis) -> TextTable {
     let mut table = TextTable::new(&["ID", "STATE", "SESSIONS", "AGE", "TASK", "WORKSPACE"]);
-    for (workspace, fleet) in &fleets {
+    table.keep_ends(5);
+    for (workspace, fleet) in fleets {
         table.add_row([
             ids.shown(&fleet.id),
             text::wire_name(&fleet.state),
@@ -43,8 +50,7 @@ pub(crate) async fn list_fleets(context: &VerbContext, name: &str) -> Result<Cli
             workspace.path.clone(),
         ]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
 }
 
 async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
@@ -58,10 +64,25 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     let sessions: Vec<Session> = client.list(&format!("/v1/workspaces/{}/sessions", fleet.workspace)).await?;
     let sessions: HashMap<SessionId, Session> =
         sessions.into_iter().map(|session| (session.id.clone(), session)).collect();
+    context.out.print_note(&format!(
+        "{} {}: {}",
+        view.id,
+        text::wire_name(&view.state),
+        text::first_line(&view.task, TASK_CHARS)
+    ));
     let ids = view.sessions.values().map(|member| member.session_id.to_string()).collect();
     let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
+    let table = members_table(&view, &sessions, &ids);
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    for problem in &view.problems {
+        context.out.print_note(problem);
+    }
+    Ok(CliExitCode::Success)
+}
+
+fn members_table(fleet: &Fleet, sessions: &HashMap<SessionId, Session>, ids: &ShownIds) -> TextTable {
     let mut table = TextTable::new(&["NAME", "ID", "AGENT", "STATE", "COST"]);
-    for (name, member) in &view.sessions {
+    for (name, member) in &fleet.sessions {
         let session = sessions.get(&member.session_id);
         table.add_row([
             name.clone(),
@@ -71,17 +92,7 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
             session.map_or_else(|| "-".to_owned(), |session| text::format_dollars(session.usage.cost_usd)),
         ]);
     }
-    context.out.print_note(&format!(
-        "{} {}: {}",
-        view.id,
-        text::wire_name(&view.state),
-        text::first_line(&view.task, TASK_CHARS)
-    ));
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    for problem in &view.problems {
-        context.out.print_note(problem);
-    }
-    Ok(CliExitCode::Success)
+    table
 }
 
 /// How many sessions of a fleet work, of how many. One that has ended shows only how many it had.
@@ -92,5 +103,51 @@ fn count_sessions(fleet: &Fleet) -> String {
     match fleet.state.is_final() {
         true => count.to_string(),
         false => format!("{} of {count} busy", fleet.sessions.values().filter(is_busy).count()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::view_snapshot::assert_view;
+    use serde_json::json;
+
+    #[test]
+    fn fleets_and_their_sessions_read_well() {
+        let member = |id: &str, state: &str| json!({ "session_id": id, "state": state });
+        let fleet = |id: &str, state: &str| -> Fleet {
+            serde_json::from_value(json!({
+                "id": id, "workspace_id": "ws_1", "state": state, "result": null, "problems": [],
+                "sessions": {
+                    "lead": member("ses_ar477mby3tane7hf", "running"), "review": member("ses_b07hx2k1m9d4vq8s", "idle"),
+                },
+                "task": "Port the parser to the new tokenizer, keep every public name, and write the notes.",
+                "created_at": Millis(0), "updated_at": Millis(0),
+            }))
+            .unwrap()
+        };
+        let workspace: Workspace = serde_json::from_value(json!({
+            "id": "ws_1", "path": "/home/ann/code/shop", "name": "shop", "created_at": Millis(0),
+        }))
+        .unwrap();
+        let running = fleet("flt_7d2k9x4m1v8q3s6z", "running");
+        let fleets =
+            [(workspace.clone(), running.clone()), (workspace, fleet("flt_0a1b2c3d4e5f6g7h", "done"))];
+        assert_view("fleets", |style, width| {
+            fleets_table(&fleets, &ShownIds::default(), Millis(600_000)).render(style, width)
+        });
+        let lead: Session = serde_json::from_value(json!({
+            "id": "ses_ar477mby3tane7hf", "workspace_id": "ws_1", "agent": "claude", "title": null,
+            "state": "running", "busy": true, "parent": null, "model": null, "system_prompt": null, "policy": "ask",
+            "queued": 0, "usage": {"input_tokens": 1, "output_tokens": 2, "cost_usd": 0.25}, "agent_session_id": null,
+            "worktree": null, "budget_usd": null, "max_turns": null, "run_timeout_s": null, "cancel_grace_s": null,
+            "restarts": null, "restart_window_s": null, "env": [], "closing": false,
+            "created_at": Millis(0), "updated_at": Millis(0),
+        }))
+        .unwrap();
+        let sessions = HashMap::from([(lead.id.clone(), lead)]);
+        assert_view("fleet_members", |style, width| {
+            members_table(&running, &sessions, &ShownIds::default()).render(style, width)
+        });
     }
 }

@@ -32,8 +32,10 @@ pub(crate) async fn gc(context: &VerbContext, older_than_days: u32, yes: bool) -
 fn sizes(gc: &GcReport, days: u32) -> String {
     format!(
         "journal     {}\nblobs       {}\nindex       {}\nlog         {}\n\
-         would free  {} sessions closed for {days} days or more, with {} events, and {} files ({})\n\
-         would merge {} events of streamed text ({})\nunused      {} in the journal and {} in the index, which they reuse\n",
+         would free  {} sessions closed for {days} days or more, with {} events\n\
+         would free  {} files that nothing refers to ({})\n\
+         would merge {} events of streamed text ({})\n\
+         unused      {} in the journal and {} in the index, which they reuse\n",
         format_size(gc.journal_bytes),
         format_size(gc.blob_bytes),
         format_size(gc.derived_bytes),
@@ -52,6 +54,7 @@ fn sizes(gc: &GcReport, days: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
 
     #[test]
     fn sizes_come_before_what_would_be_freed() {
@@ -64,9 +67,27 @@ mod tests {
                    unused      8.0 KiB in the journal and 1.0 KiB in the index, which they reuse\n";
         assert!(text.ends_with(end), "{text}");
         assert!(text.starts_with("journal     2.0 KiB\nblobs       0 B\nindex       3.0 KiB\n"), "{text}");
-        assert!(
-            text.contains("3 sessions closed for 7 days or more, with 9 events, and 0 files (0 B)\n"),
-            "{text}"
-        );
+        assert!(text.contains("would free  3 sessions closed for 7 days or more, with 9 events\n"), "{text}");
+        assert!(text.contains("would free  0 files that nothing refers to (0 B)\n"), "{text}");
+    }
+
+    #[test]
+    fn what_can_be_deleted_reads_well() {
+        let report = GcReport {
+            journal_bytes: 48 << 20,
+            blob_bytes: 3 << 30,
+            derived_bytes: 5 << 20,
+            derived_unused_bytes: 1 << 20,
+            log_bytes: 900,
+            closed_sessions: 12,
+            closed_events: 48_112,
+            loose_blobs: 7,
+            loose_blob_bytes: 1 << 20,
+            mergeable_events: 70_000,
+            mergeable_bytes: 4 << 20,
+            unused_bytes: 8 << 20,
+            ..GcReport::default()
+        };
+        assert_view("gc", |_, _| sizes(&report, 30));
     }
 }

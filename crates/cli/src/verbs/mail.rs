@@ -10,6 +10,7 @@ use crate::client::stream::{EventStream, EventStreamItem};
 use crate::client::{DaemonClient, random_id};
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs::{self, ResolvedSession};
+use crate::render::session_cells::ShownIds;
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -42,21 +43,30 @@ pub(crate) async fn mail(
         context.out.print_json(&mail)?;
         return Ok(CliExitCode::Success);
     }
-    let now = Millis::now();
+    let sessions =
+        mail.iter().flat_map(|mail| [Some(&mail.message.to), mail.message.from_session_id.as_ref()]);
+    let sessions = sessions.flatten().map(ToString::to_string).collect();
+    let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, sessions).await?;
+    let table = table(&mail, &ids, Millis::now());
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn table(mail: &[Mail], ids: &ShownIds, now: Millis) -> TextTable {
     let mut table = TextTable::new(&["ID", "FROM", "TO", "KIND", "STATE", "AGE", "TEXT"]);
-    for Mail { message, state, .. } in &mail {
+    table.set_min_width(4, usize::MAX);
+    for Mail { message, state, .. } in mail {
         table.add_row([
             message.id.to_string(),
-            message.from.clone(),
-            message.to.to_string(),
+            ids.shown(&message.from),
+            ids.shown(&message.to),
             message.kind.as_str().to_owned(),
             state.as_str().to_owned(),
             text::format_age(message.sent_at, now),
             text::first_line(&message.text, PREVIEW_CHARS),
         ]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
 }
 
 /// Prints mail events from now on.
@@ -148,6 +158,7 @@ pub(crate) async fn run_mail_verb(context: &VerbContext, verb: MailVerb) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::event::MailReturned;
 
     #[test]
@@ -155,5 +166,34 @@ mod tests {
         let id = MailId::parse("mail_1").unwrap();
         let body = EventBody::MailReturned(MailReturned { id, reason: "\x1b[2Jno".to_owned(), returns: 1 });
         assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 returned: [2Jno");
+    }
+
+    #[test]
+    fn messages_read_well() {
+        let message = |id: &str, from: &str, state: &str, text: &str| -> Mail {
+            serde_json::from_value(serde_json::json!({
+                "id": id, "from": from, "to": "ses_ar477mby3tane7hf", "kind": "task", "text": text,
+                "in_reply_to": null, "correlation_id": null, "sent_at": Millis(0), "deliver": "prompt",
+                "state": state, "run_id": null, "delivered_as": null, "claim": null, "claim_expires_at": null,
+                "returns": 0, "reason": null, "updated_at": Millis(0),
+            }))
+            .unwrap()
+        };
+        let mail = [
+            message(
+                "mail_7f2e9a01bc34de56",
+                "user",
+                "acknowledged",
+                "Please look at the failing tests first.",
+            ),
+            message(
+                "mail_0k2v7m4q8s1x5z9b",
+                "ses_b07hx2k1m9d4vq8s",
+                "waiting",
+                "The parser is ready.\nDetails below.",
+            ),
+        ];
+        let ids = ShownIds::from_pairs(&[("ses_ar477mby3tane7hf", "ar47"), ("ses_b07hx2k1m9d4vq8s", "b07h")]);
+        assert_view("mail", |style, width| table(&mail, &ids, Millis(600_000)).render(style, width));
     }
 }

@@ -106,6 +106,7 @@ fn describe_merge(merged: &MergeResult) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::SessionId;
     use qd_protocol::worktree::{LineRange, OverlapFile};
 
@@ -139,5 +140,18 @@ mod tests {
             describe_merge(&MergeResult { moved: false, committed: None, ..merged }),
             "main already contains everything\n"
         );
+    }
+
+    #[test]
+    fn a_merge_reads_well() {
+        let merged = MergeResult {
+            into: "main".to_owned(),
+            commit: "0123456789abcdef".to_owned(),
+            moved: true,
+            committed: Some("fedcba9876543210".to_owned()),
+            checkout: Some("/home/ann/code/shop".to_owned()),
+            overlaps: Vec::new(),
+        };
+        assert_view("merge", |_, _| describe_merge(&merged));
     }
 }

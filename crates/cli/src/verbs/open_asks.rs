@@ -57,6 +57,11 @@ impl<'a> OpenAsks<'a> {
         self.asks.first().filter(|_| self.is_interactive())
     }
 
+    /// Whether to read what is typed: an answer, or a line that came before the next question and must not answer it.
+    pub(super) fn takes_lines(&self) -> bool {
+        self.is_interactive() && (!self.asks.is_empty() || self.stdin.has_begun())
+    }
+
     /// The next typed line; `None` at the end of input. Cancel-safe.
     pub(super) async fn next_line(&mut self) -> Option<String> {
         self.stdin.next_line().await
@@ -77,9 +82,9 @@ impl<'a> OpenAsks<'a> {
         match ask::parse_answer(&ask, &line) {
             Ok(request) => self.send_answer(&ask, request).await,
             Err(hint) => {
-                self.out.print_stderr(&hint);
-                if hint.ends_with('\n') {
-                    self.out.print_stderr(&ask::answer_prompt(&ask));
+                match hint.ends_with('\n') {
+                    true => self.out.print_prompt(&format!("{hint}{}", ask::answer_prompt(&ask))),
+                    false => self.out.print_prompt(&hint),
                 }
                 Ok(AnswerOutcome::Handled)
             }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use qd_protocol::WorkspaceId;
-use qd_protocol::api::Workspace;
+use qd_protocol::api::{ReferenceKind, Workspace};
 use qd_protocol::event::ResolvedBy;
 use qd_protocol::policy::PolicyVerdict;
 use qd_protocol::policy_trial::{
@@ -15,6 +15,7 @@ use crate::args::PolicyVerb;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs;
+use crate::render::session_cells::ShownIds;
 use crate::render::table::TextTable;
 use crate::render::{ask, text};
 
@@ -43,7 +44,13 @@ pub(crate) async fn policy(context: &VerbContext, verb: PolicyVerb) -> Result<Cl
     }
     let changed = || report.trials.iter().filter(|trial| trial.change != DecisionChange::AsBefore);
     if changed().next().is_some() {
-        context.out.print_data(&table(changed()).render(context.out.out_style(), context.out.width()))?;
+        let width = context.out.width();
+        let asks = changed().map(|trial| trial.ask_id.to_string()).collect();
+        let sessions = changed().map(|trial| trial.session_id.to_string()).collect();
+        let asks = refs::shown_ids(&context.out, &client, &[ReferenceKind::Ask], asks).await?;
+        let sessions = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, sessions).await?;
+        let table = table(changed(), &asks.and(sessions));
+        context.out.print_data(&table.render(context.out.out_style(), width))?;
     }
     context.out.print_line(&summarize_report(&report))?;
     Ok(CliExitCode::Success)
@@ -69,13 +76,14 @@ fn as_usage_failure(failure: CliFailure) -> CliFailure {
     }
 }
 
-fn table<'t>(trials: impl Iterator<Item = &'t PolicyTrial>) -> TextTable {
+fn table<'t>(trials: impl Iterator<Item = &'t PolicyTrial>, ids: &ShownIds) -> TextTable {
     let mut table = TextTable::new(&["ASK", "SESSION", "RISK", "THEN", "NOW", "WANTS"]);
+    [1, 2, 3, 4].into_iter().for_each(|column| table.set_min_width(column, usize::MAX));
     for trial in trials {
         let tool = text::first_line(&trial.tool, PREVIEW_CHARS);
         table.add_row([
-            trial.ask_id.to_string(),
-            trial.session_id.to_string(),
+            ids.shown(&trial.ask_id),
+            ids.shown(&trial.session_id),
             ask::risk_name(trial.risk).to_owned(),
             describe_past_decision(&trial.then),
             describe_new_decision(&trial.now),
@@ -144,6 +152,7 @@ fn summarize_report(report: &PolicyTestReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::error::ErrorDoc;
 
     #[test]
@@ -180,5 +189,29 @@ mod tests {
         assert_eq!(refused(400, "invalid_value").exit_code(), CliExitCode::Usage);
         assert_eq!(refused(400, "invalid_value").to_string(), "Rule 2 is bad.");
         assert_eq!(refused(404, "not_found").exit_code(), CliExitCode::NotFound);
+    }
+
+    #[test]
+    fn what_a_policy_would_change_reads_well() {
+        let trial = |ask: &str, decision: &str, now: &str, argument: &str| -> PolicyTrial {
+            serde_json::from_value(serde_json::json!({
+                "ask_id": ask, "session_id": "ses_ar477mby3tane7hf", "tool": "Bash", "argument": argument,
+                "risk": "medium", "opened_at": qd_protocol::Millis(0), "change": "no_longer_asked",
+                "against_person": false,
+                "then": { "state": "answered", "decision": decision, "by": "user" },
+                "now": { "decision": now, "rule": 2 },
+            }))
+            .unwrap()
+        };
+        let trials = [
+            trial("ask_0k2v7m4q8s1x5z9b", "allow_once", "allow", "cargo test --workspace --all-features"),
+            trial("ask_f6vh2k1m9d4vq8s7", "deny", "ask", "rm -rf build"),
+        ];
+        let ids = ShownIds::from_pairs(&[
+            ("ask_0k2v7m4q8s1x5z9b", "0k2v7"),
+            ("ask_f6vh2k1m9d4vq8s7", "f6vh"),
+            ("ses_ar477mby3tane7hf", "ar47"),
+        ]);
+        assert_view("policy_test", |style, width| table(trials.iter(), &ids).render(style, width));
     }
 }

@@ -245,7 +245,7 @@ impl<'a> RunWatcher<'a> {
     /// Prints the prompt for the oldest open ask.
     fn prompt_for_answer(&self) {
         if let Some(ask) = self.open_asks.awaiting_answer() {
-            self.out.print_stderr(&ask::answer_prompt(ask));
+            self.out.print_prompt(&ask::answer_prompt(ask));
         }
     }
 

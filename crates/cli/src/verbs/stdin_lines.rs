@@ -17,6 +17,11 @@ impl StdinLines {
         Self { lines: None, tty: std::io::stdin().is_terminal() }
     }
 
+    /// Whether a line was asked for before. What is typed from then on is read, even if nobody waits for it.
+    pub(super) fn has_begun(&self) -> bool {
+        self.lines.is_some()
+    }
+
     /// The next line; `None` at the end. Cancel-safe.
     pub(super) async fn next_line(&mut self) -> Option<String> {
         let lines = self.lines.get_or_insert_with(|| BufReader::new(tokio::io::stdin()).lines());

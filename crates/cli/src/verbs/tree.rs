@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::VerbContext;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
-use crate::render::session_cells;
+use crate::render::session_cells::{self, ShownIds};
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -31,21 +31,26 @@ pub(crate) async fn tree(context: &VerbContext, all: bool) -> Result<CliExitCode
     }
     let ids = rows.iter().map(|row| row.session.id.to_string()).collect();
     let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
+    let table = table(&rows, &ids, Millis::now());
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn table(rows: &[SessionTreeRow<'_>], ids: &ShownIds, now: Millis) -> TextTable {
     let mut table = TextTable::new(&["SESSION", "AGENT", "STATE", "AGE", "COST", "TREE", "TITLE"]);
-    for row in &rows {
+    for row in rows {
         let session = row.session;
         table.add_row([
             format!("{}{}", row.branch, ids.shown(&session.id)),
             session.agent.clone(),
             session_cells::describe_state(session, 0, "held"),
-            text::format_age(session.created_at, Millis::now()),
+            text::format_age(session.created_at, now),
             text::format_dollars(session.usage.cost_usd),
             text::format_dollars(row.tree_cost),
             session_cells::shown_title(session),
         ]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
 }
 
 #[derive(Debug)]
@@ -125,6 +130,7 @@ fn add_subtree<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
 
     fn session(id: &str, parent: Option<&str>, cost: f64, state: &str) -> Session {
         serde_json::from_value(json!({
@@ -162,5 +168,26 @@ mod tests {
             ["ses_a 15", "ses_b 6", "ses_d 8", "ses_x 16", "ses_e 32"],
             "the cost of a hidden closed session still counts"
         );
+    }
+
+    #[test]
+    fn a_tree_reads_well() {
+        let titled = |title: &str, session: Session| Session { title: Some(title.to_owned()), ..session };
+        let sessions = [
+            titled("ship the release", session("ses_ar477mby3tane7hf", None, 1.0, "running")),
+            titled(
+                "write the notes",
+                session("ses_b07hx2k1m9d4vq8s", Some("ses_ar477mby3tane7hf"), 0.25, "idle"),
+            ),
+            session("ses_c99pl3w7n2f5zt6r", Some("ses_b07hx2k1m9d4vq8s"), 0.004, "closed"),
+            titled(
+                "port the parser to the new tokenizer and keep its names",
+                session("ses_d", None, 0.0, "idle"),
+            ),
+        ];
+        let rows = build_rows(&sessions, true);
+        assert_view("tree", |style, width| {
+            table(&rows, &ShownIds::default(), Millis(600_000)).render(style, width)
+        });
     }
 }

@@ -50,11 +50,30 @@ fn list(context: &VerbContext, projects: &[TrustedProject]) -> Result<CliExitCod
         context.out.print_json(&projects)?;
         return Ok(CliExitCode::Success);
     }
+    context.out.print_data(&table(projects).render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn table(projects: &[TrustedProject]) -> TextTable {
     let mut table = TextTable::new(&["PROJECT", "STATE"]);
     for project in projects {
         let state = if project.unchanged { "trusted" } else { "changed, not trusted" };
         table.add_row([project.path.clone(), state.to_owned()]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::view_snapshot::assert_view;
+
+    #[test]
+    fn trusted_projects_read_well() {
+        let project =
+            |path: &str, unchanged| TrustedProject { path: path.to_owned(), unchanged, files: Vec::new() };
+        let projects =
+            [project("/home/ann/code/shop", true), project("/home/ann/code/a-much-longer-name", false)];
+        assert_view("trusted_projects", |style, width| table(&projects).render(style, width));
+    }
 }

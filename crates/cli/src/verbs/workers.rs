@@ -28,11 +28,11 @@ pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
     if workers.is_empty() {
         context.out.print_note("no agents are running");
     } else {
-        print_table(context, &table(workers))?;
+        print_table(context, &table(workers, Millis::now()))?;
     }
     if !joined.is_empty() {
         context.out.print_line("")?;
-        print_table(context, &machines_table(joined))?;
+        print_table(context, &machines_table(joined, Millis::now()))?;
     }
     Ok(CliExitCode::Success)
 }
@@ -44,7 +44,7 @@ async fn list_machines(context: &VerbContext, client: &DaemonClient) -> Result<C
     } else if joined.is_empty() {
         context.out.print_note("no machine has joined; `qd workers token` prints the command for joining");
     } else {
-        print_table(context, &machines_table(joined))?;
+        print_table(context, &machines_table(joined, Millis::now()))?;
     }
     Ok(CliExitCode::Success)
 }
@@ -53,28 +53,26 @@ fn print_table(context: &VerbContext, table: &TextTable) -> Result<()> {
     Ok(context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?)
 }
 
-fn table(workers: Vec<Worker>) -> TextTable {
-    let now = Millis::now();
-    let mut table = TextTable::new(&["ID", "SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES"]);
+fn table(workers: Vec<Worker>, now: Millis) -> TextTable {
+    let mut table = TextTable::new(&["SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES", "WORKER"]);
     for worker in workers {
         let processes: Vec<String> =
             worker.processes.iter().map(|process| format!("{}({})", process.name, process.pid)).collect();
         table.add_row([
-            worker.id,
             worker.session_id.to_string(),
             worker.agent,
             worker.host.unwrap_or_else(|| "here".to_owned()),
             worker.pid.to_string(),
             text::format_age(worker.started_at, now),
             processes.join(" "),
+            worker.id,
         ]);
     }
     table
 }
 
-fn machines_table(joined: Vec<JoinedWorker>) -> TextTable {
-    let now = Millis::now();
-    let mut table = TextTable::new(&["JOINED", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE", "VERSION"]);
+fn machines_table(joined: Vec<JoinedWorker>, now: Millis) -> TextTable {
+    let mut table = TextTable::new(&["MACHINE", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE", "VERSION"]);
     for machine in joined {
         table.add_row([
             machine.name,
@@ -151,7 +149,11 @@ async fn list_tokens(context: &VerbContext, client: &DaemonClient) -> Result<Cli
         context.out.print_json(&tokens)?;
         return Ok(CliExitCode::Success);
     }
-    let now = Millis::now();
+    print_table(context, &tokens_table(tokens, Millis::now()))?;
+    Ok(CliExitCode::Success)
+}
+
+fn tokens_table(tokens: Vec<WorkerToken>, now: Millis) -> TextTable {
     let mut table = TextTable::new(&["ID", "NAME", "AGE", "LAST USED"]);
     for token in tokens {
         let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::format_age(at, now));
@@ -162,8 +164,7 @@ async fn list_tokens(context: &VerbContext, client: &DaemonClient) -> Result<Cli
             used,
         ]);
     }
-    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(CliExitCode::Success)
+    table
 }
 
 async fn revoke_token(context: &VerbContext, client: &DaemonClient, id: &str) -> Result<CliExitCode> {
@@ -197,6 +198,10 @@ fn find_token<'a>(tokens: &'a [WorkerToken], given: &str) -> Result<&'a WorkerTo
 
 #[cfg(test)]
 mod tests {
+    use qd_protocol::SessionId;
+    use serde_json::{Value, json};
+
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::TokenId;
 
     use super::*;
@@ -238,5 +243,45 @@ mod tests {
     fn wildcard_addresses_are_recognized() {
         assert!(is_wildcard("https://0.0.0.0:1") && is_wildcard("https://[::]:1"));
         assert!(!is_wildcard("https://10.0.0.0:1"));
+    }
+
+    /// An hour after the epoch.
+    const NOW: Millis = Millis(3_600_000);
+
+    #[test]
+    fn workers_machines_and_tokens_read_well() {
+        let worker = |id: &str, host: Option<&str>, processes: Value| -> Worker {
+            serde_json::from_value(json!({
+                "id": id, "session_id": "ses_ar477mby3tane7hf", "pid": 4711, "started_at": Millis(1_200_000),
+                "lease_expires_at": NOW, "agent": "claude", "host": host, "processes": processes,
+            }))
+            .unwrap()
+        };
+        let process = |name: &str, pid| json!({ "name": name, "pid": pid });
+        let workers = [
+            worker("wrk_5k1xq2m8fz0p7t3c", None, json!([process("claude", 4712), process("node", 4713)])),
+            worker("wrk_h2c9v4n6b8m1q3w5", Some("ml-box.lan"), json!([])),
+        ];
+        assert_view("workers", |style, width| table(workers.to_vec(), NOW).render(style, width));
+
+        let machine = |name: &str, connected| JoinedWorker {
+            name: name.to_owned(),
+            labels: vec!["gpu".to_owned(), "linux".to_owned()],
+            agents: vec!["claude".to_owned(), "codex".to_owned(), "echo".to_owned(), "script".to_owned()],
+            sessions: vec![SessionId::parse("ses_ar477mby3tane7hf").unwrap()],
+            connected,
+            joined_at: Millis(0),
+            lease_expires_at: NOW,
+            version: "1.2.0".to_owned(),
+        };
+        let machines = [machine("ml-box.lan", true), machine("laptop-of-ann", false)];
+        assert_view("machines", |style, width| machines_table(machines.to_vec(), NOW).render(style, width));
+
+        let used = WorkerToken {
+            last_used_at: Some(Millis(3_000_000)),
+            ..token("tok_ab12cd34ef56gh78", Some("gpu"))
+        };
+        let tokens = [used, token("tok_zz98yy76xx54ww32", None)];
+        assert_view("worker_tokens", |style, width| tokens_table(tokens.to_vec(), NOW).render(style, width));
     }
 }

@@ -37,6 +37,8 @@ pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
 
 fn table(all: &[Worktree]) -> TextTable {
     let mut table = TextTable::new(&["SESSION", "STATE", "SIZE", "BRANCH", "TITLE", "PATH"]);
+    table.set_min_width(1, usize::MAX);
+    table.keep_ends(5);
     for worktree in all {
         let title = match (&worktree.title, worktree.session_state) {
             (Some(title), _) => text::truncate(title, 30),
@@ -198,6 +200,7 @@ fn find_worktree<'a>(text: &str, all: &'a [Worktree]) -> Result<&'a Worktree> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::view_snapshot::assert_view;
     use qd_protocol::SessionId;
 
     fn worktree(id: &str, title: Option<&str>) -> Worktree {
@@ -238,5 +241,30 @@ mod tests {
         let open =
             Worktree { session_state: Some(SessionStatus::Idle), state: WorktreeStatus::Merged, ..dirty };
         assert_eq!(describe_state(&open), "merged, open");
+    }
+
+    #[test]
+    fn worktrees_read_well() {
+        let open = Worktree {
+            session_state: Some(SessionStatus::Running),
+            title: Some("port the parser to the new tokenizer".to_owned()),
+            path: "/home/ann/.local/share/quarterdeck/worktrees/ses_ar477mby3tane7hf".to_owned(),
+            ..worktree("ses_ar477mby3tane7hf", None)
+        };
+        let merged = Worktree {
+            session_state: Some(SessionStatus::Closed),
+            title: Some("fix login".to_owned()),
+            state: WorktreeStatus::Merged,
+            path: "/home/ann/.local/share/quarterdeck/worktrees/ses_b07hx2k1m9d4vq8s".to_owned(),
+            ..worktree("ses_b07hx2k1m9d4vq8s", None)
+        };
+        let purged = Worktree {
+            state: WorktreeStatus::Ahead,
+            ahead: 2,
+            path: "/home/ann/.local/share/quarterdeck/worktrees/ses_c99pl3w7n2f5zt6r".to_owned(),
+            ..worktree("ses_c99pl3w7n2f5zt6r", None)
+        };
+        let all = [open, merged, purged];
+        assert_view("worktrees", |style, width| table(&all).render(style, width));
     }
 }

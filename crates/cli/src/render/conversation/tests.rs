@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::render::ask::tests::permission;
+use crate::render::view_snapshot::assert_view;
 
 fn event(kind: &str, data: Value) -> Event {
     Event {
@@ -194,6 +195,19 @@ fn long_conversation() -> Vec<Event> {
 #[test]
 fn a_conversation_with_everything_reads_well_on_one_screen() {
     insta::assert_snapshot!(screen(&long_conversation()));
+}
+
+#[test]
+fn a_conversation_reads_well_at_every_width() {
+    assert_view("conversation", |style, width| {
+        let shared_screen = true;
+        let options =
+            ConversationOptions { style, shared_screen, show_prompts: true, width, strip_controls: true };
+        let mut conversation = ConversationRenderer::new(options);
+        let pieces =
+            long_conversation().iter().flat_map(|event| conversation.render_event(event)).collect::<Vec<_>>();
+        pieces.into_iter().map(|piece| piece.text).collect()
+    });
 }
 
 #[test]

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::render::ask::tests::permission;
+use crate::render::style::visible_width;
+use crate::render::view_snapshot::assert_view;
 
 const FILE: &str = "fleet:
   task: Ship it.
@@ -112,6 +114,32 @@ fn half_way() -> FleetOnScreen {
 #[test]
 fn a_fleet_that_works_shows_every_session_with_time_cost_and_last_line() {
     insta::assert_snapshot!(half_way().screen(80, 100, 24));
+}
+
+#[test]
+fn a_fleet_reads_well_at_every_width() {
+    let fleet = half_way();
+    let lines =
+        |style, width: Option<usize>| fleet.progress.lines(Millis(80_000), style, width.unwrap_or(80), 24);
+    assert_view("fleet_progress", |style, width| lines(style, width).join("\n"));
+    let mut fleet = fleet;
+    fleet.finish(75, "dev1", "error", "");
+    fleet.finish(4000, "dev2", "end_turn", "all done");
+    assert_view("fleet_summary", |style, _| fleet.progress.summary(style));
+}
+
+#[test]
+fn drawing_neither_wraps_nor_scrolls_whatever_the_size_of_the_terminal() {
+    let fleet = half_way();
+    for (width, height) in (1..120).flat_map(|width| (1..12).map(move |height| (width, height))) {
+        for colour in [false, true] {
+            let lines = fleet.progress.lines(Millis(80_000), TextStyle::new(colour), width, height);
+            assert!(lines.len() < height.max(2), "{width}x{height}: {lines:?}");
+            // One column is too narrow for anything but the sign that something was cut.
+            let fits = |line: &String| visible_width(line) < width.max(2);
+            assert!(lines.iter().all(fits), "{width}x{height}: {lines:?}");
+        }
+    }
 }
 
 #[test]
