@@ -126,14 +126,8 @@ fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
 
 #[test]
 fn no_order_of_moves_in_the_queue_breaks_the_contract() {
-    let budget = ActionBudget {
-        prompts: 3,
-        moves: 2,
-        halts: 1,
-        fills: 1,
-        steers: 1,
-        ..ActionBudget::NOTHING
-    };
+    let budget =
+        ActionBudget { prompts: 3, moves: 2, halts: 1, fills: 1, steers: 1, ..ActionBudget::NOTHING };
     walk("moves, halt, slots", budget);
 }
 
