@@ -11,6 +11,7 @@ mod conversations;
 mod cost;
 mod fleet;
 mod subsessions;
+mod tools;
 
 use std::time::Duration;
 

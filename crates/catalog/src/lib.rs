@@ -206,9 +206,14 @@ impl Catalog {
                 let below = &self.entries[index];
                 let table = manifest_reader::merge_tables(below.table.clone(), table);
                 let mut manifest = manifest_reader::parse_merged(&table, text)?;
-                // A project must not make an agent ask less, so it cannot override an `ask_mode`.
-                if matches!(origin, ManifestOrigin::Project(_)) && below.manifest.turn.ask_mode.is_some() {
-                    manifest.turn.ask_mode.clone_from(&below.manifest.turn.ask_mode);
+                // A project must not make an agent ask less: it cannot override an `ask_mode`, nor let an agent read files
+                // past us that reads them through us.
+                if matches!(origin, ManifestOrigin::Project(_)) {
+                    let below = &below.manifest.turn;
+                    if below.ask_mode.is_some() {
+                        manifest.turn.ask_mode.clone_from(&below.ask_mode);
+                    }
+                    manifest.turn.reads_files_itself &= below.reads_files_itself;
                 }
                 (table, manifest)
             }
@@ -358,7 +363,7 @@ mod tests {
         write(
             &agents,
             "qwen.toml",
-            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\n",
+            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\nreads_files_itself = true\n",
         );
         write(&agents, "ours.toml", "[agent]\nname = 'ours'\nbinary = './ours'\n");
         let mut trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();
@@ -371,6 +376,7 @@ mod tests {
         assert!(trusted.get("ours").is_some());
         let qwen = trusted.get("qwen").unwrap();
         assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project cannot make an agent ask less");
+        assert!(!qwen.turn.reads_files_itself, "nor let it read files past us");
 
         write(&agents, "more.toml", "[agent]\nname = 'more'\nbinary = 'more'\n");
         let trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();

@@ -252,6 +252,10 @@ pub struct TurnRules {
     /// The mode in which the agent asks for permission, if it does not start in that mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
+    /// The agent reads files itself, and we do not offer to read them for it. For agents that cannot tell our response
+    /// "there is no such file" from any other failure, and therefore could not create files. Only used for ACP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reads_files_itself: bool,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,

@@ -72,7 +72,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut decoder = AcpEventDecoder::new(options.profile.clone());
-    let hello = call(connection, &mut decoder, &initialize_request(options.runs_commands)).await;
+    let hello = call(connection, &mut decoder, &initialize_request(options)).await;
     let hello = hello.map_err(explain_first_refusal)?;
     if hello.protocol_version != ProtocolVersion::V1 {
         let message = format!(
@@ -285,11 +285,13 @@ impl AcpHandshakeOptions<'_> {
     }
 }
 
-fn initialize_request(runs_commands: bool) -> InitializeRequest {
-    let files = FileSystemCapabilities::new().read_text_file(true).write_text_file(true);
+fn initialize_request(options: &AcpHandshakeOptions<'_>) -> InitializeRequest {
+    // Writes go through us wherever the agent lets them, so that the policy judges each of them.
+    let reads = !options.profile.reads_files_itself;
+    let files = FileSystemCapabilities::new().read_text_file(reads).write_text_file(true);
     let capabilities = ClientCapabilities::new()
         .fs(files)
-        .terminal(runs_commands)
+        .terminal(options.runs_commands)
         .session(ClientSessionCapabilities::new().notices(NoticeCapabilities::new()))
         .elicitation(ElicitationCapabilities::new().form(ElicitationFormCapabilities::new()));
     InitializeRequest::new(ProtocolVersion::V1)

@@ -6,8 +6,8 @@
 //! - `handshake`: initializes the agent and opens a new or an old session in the right mode.
 //! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn; `turn_end`:
 //!   its outcome.
-//! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `diff` and `usage`; `asks`: permission
-//!   requests and questions.
+//! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `tool_names`, `tool_inputs`, `diff` and
+//!   `usage`; `asks`: permission requests and questions.
 //! - `client_service`: requests that we serve for the agent, with `files` and `terminals`.
 //! - `connection`: JSON-RPC messages, one per line.
 
@@ -25,6 +25,8 @@ mod terminals;
 #[cfg(test)]
 mod tests;
 mod tool_calls;
+mod tool_inputs;
+mod tool_names;
 mod turn;
 mod turn_end;
 mod usage;
