@@ -206,14 +206,15 @@ impl Catalog {
                 let below = &self.entries[index];
                 let table = manifest_reader::merge_tables(below.table.clone(), table);
                 let mut manifest = manifest_reader::parse_merged(&table, text)?;
-                // A project must not make an agent ask less: it cannot override an `ask_mode`, nor let an agent read files
-                // past us that reads them through us.
+                // A project must not make an agent ask less: it cannot override an `ask_mode`, let an agent read files past
+                // us, or claim that it asks before it uses our tools.
                 if matches!(origin, ManifestOrigin::Project(_)) {
                     let below = &below.manifest.turn;
                     if below.ask_mode.is_some() {
                         manifest.turn.ask_mode.clone_from(&below.ask_mode);
                     }
                     manifest.turn.reads_files_itself &= below.reads_files_itself;
+                    manifest.turn.uses_mcp_unasked |= below.uses_mcp_unasked;
                 }
                 (table, manifest)
             }

@@ -88,6 +88,11 @@ impl LocalAgents {
         Some(programs::with_isolation(manifest, &self.isolated_folder))
     }
 
+    /// Whether this agent uses the tools of MCP servers without asking.
+    pub(crate) fn uses_mcp_unasked(&self, name: &str, project: &Path) -> bool {
+        self.catalog(Some(project)).get(name).is_some_and(|manifest| manifest.turn.uses_mcp_unasked)
+    }
+
     /// Says in which folders the program of an agent is searched, for an error message.
     pub(crate) fn searched_places(&self, name: &str, project: &Path) -> Option<String> {
         Some(programs::searched_places(&self.catalog(Some(project)).get(name)?))

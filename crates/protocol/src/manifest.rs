@@ -256,6 +256,13 @@ pub struct TurnRules {
     /// "there is no such file" from any other failure, and therefore could not create files. Only used for ACP.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_files_itself: bool,
+    /// How the agent is given our own MCP server. Only used for ACP.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mcp_transport: McpTransport,
+    /// The agent uses the tools of MCP servers without asking. The daemon then judges each call of its own tools by the
+    /// session's policy, and asks a person if the policy says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uses_mcp_unasked: bool,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
@@ -282,6 +289,17 @@ pub enum SteerMethod {
     Prompt,
     /// The agent fetches waiting steers with a request of this method name.
     Pull(String),
+}
+
+/// How an agent reaches an MCP server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum McpTransport {
+    /// The agent starts the server and talks to it on stdio.
+    #[default]
+    Stdio,
+    /// The agent refuses such servers. It gets one over HTTP, on a loopback port of its session.
+    Http,
 }
 
 /// Whether a cancelled turn leaves its tools running. This is for readers of the manifest: the keeper ends leftover
