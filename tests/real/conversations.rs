@@ -41,6 +41,7 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::describe_events(&events));
 
     tools::check_files(&test, &session).await;
+    tools::check_mcp(&test, &session).await;
 
     // Denied, and the reason reaches the model.
     let denied = work.join("denied.txt");

@@ -8,9 +8,9 @@ use std::time::Duration;
 use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, ElicitationCapabilities,
-    ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, Implementation, InitializeRequest,
-    LoadSessionRequest, McpServer, McpServerStdio, Meta, NewSessionRequest, NewSessionResponse,
-    NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
+    ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, HttpHeader, Implementation,
+    InitializeRequest, LoadSessionRequest, McpServer, McpServerHttp, McpServerStdio, Meta, NewSessionRequest,
+    NewSessionResponse, NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
 };
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
@@ -25,6 +25,7 @@ use super::connection::AcpConnection;
 use super::event_decoder::{AcpEventDecoder, quarterdeck_meta};
 use super::profile::AcpProfile;
 use crate::stdio_agent::StdioHandshakeError;
+use crate::tool_gateway::ToolGateway;
 use crate::tool_server::{SERVER_NAME, ToolServer};
 
 /// How long an agent that replays late must be silent before its replay counts as finished.
@@ -45,6 +46,8 @@ pub(super) struct AcpHandshakeOptions<'a> {
     pub(super) runs_commands: bool,
     /// Our MCP server, which the agent is to start.
     pub(super) tools: Option<ToolServer>,
+    /// The same server over HTTP, for agents that start none.
+    pub(super) tool_gateway: Option<ToolGateway>,
 }
 
 /// A conversation that was opened.
@@ -261,8 +264,13 @@ pub(super) fn error_text(error: &Error) -> String {
 }
 
 impl AcpHandshakeOptions<'_> {
-    /// The MCP servers that the agent is to start.
+    /// The MCP servers that the agent is to use.
     fn mcp_servers(&self) -> Vec<McpServer> {
+        if let Some(gateway) = &self.tool_gateway {
+            let token = HttpHeader::new("Authorization", gateway.authorization.as_str());
+            let server = McpServerHttp::new(SERVER_NAME, gateway.url.as_str()).headers(vec![token]);
+            return vec![McpServer::Http(server)];
+        }
         let server = |tools: &ToolServer| {
             let env = tools
                 .env

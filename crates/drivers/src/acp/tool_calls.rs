@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::diff::unified_diff;
 use super::event_decoder::content_block_text;
 use super::tool_inputs::{AcpCallDisplay, empty_input, is_empty};
-use super::tool_names::{UNNAMED_TOOL, mcp_name, tool_name_for_kind};
+use super::tool_names::{UNNAMED_TOOL, mcp_call_in_input, mcp_name, tool_name_for_kind};
 
 /// The most tool calls remembered at once. Beyond that, the call that finished longest ago is forgotten, or the oldest
 /// call if all are open.
@@ -86,6 +86,7 @@ impl AcpToolCalls {
         mut update: ToolCallUpdate,
         terminals: AcpTerminalLookup<'_>,
     ) -> AcpToolPermission {
+        unwrap_mcp_call(&mut update);
         let id = update.tool_call_id.clone();
         let known = self.calls.get(&id).filter(|call| call.stage != AcpCallStage::Finished);
         let fields = &mut update.fields;
@@ -122,9 +123,10 @@ impl AcpToolCalls {
     /// Decodes one update of a call.
     pub(super) fn update(
         &mut self,
-        update: ToolCallUpdate,
+        mut update: ToolCallUpdate,
         terminals: AcpTerminalLookup<'_>,
     ) -> Vec<TurnUpdate> {
+        unwrap_mcp_call(&mut update);
         self.update_call(update, None, terminals)
     }
 
@@ -165,6 +167,14 @@ impl AcpToolCalls {
         if self.started.len() > 2 * CALLS_MAX {
             self.started.retain(|id| self.calls.contains_key(id));
         }
+    }
+}
+
+/// Gives a call of an MCP tool that comes as another tool its own name and arguments.
+fn unwrap_mcp_call(update: &mut ToolCallUpdate) {
+    let fields = &mut update.fields;
+    if let Some((name, arguments)) = mcp_call_in_input(fields.raw_input.as_ref(), update.meta.as_ref()) {
+        (fields.name, fields.raw_input, fields.kind) = (Some(name), Some(arguments), None);
     }
 }
 

@@ -2,6 +2,7 @@
 //! people, and each names the tools of MCP servers in its own way. Nothing is remembered here.
 
 use agent_client_protocol::v1::schema::{Meta, ToolKind};
+use serde_json::Value;
 
 use crate::tool_server::{SERVER_NAME, mcp_tool_name};
 
@@ -31,6 +32,15 @@ pub(super) fn tool_name_for_kind(kind: ToolKind) -> Option<&'static str> {
 pub(super) fn mcp_name(name: Option<&str>, title: Option<&str>, meta: Option<&Meta>) -> Option<String> {
     let in_meta = meta.and_then(|meta| meta.get("toolName")?.as_str());
     [name, in_meta, title].into_iter().flatten().find_map(common_mcp_name)
+}
+
+/// The common name and the arguments of a call of an MCP tool that the agent describes by its arguments: Codex's adapter
+/// reports such a call as a command, whose input has the server, the tool and its arguments.
+pub(super) fn mcp_call_in_input(input: Option<&Value>, meta: Option<&Meta>) -> Option<(String, Value)> {
+    let is_mcp_call = meta?.get("is_mcp_tool_call") == Some(&Value::Bool(true));
+    let input = input.filter(|_| is_mcp_call)?;
+    let name = mcp_tool_name(input.get("server")?.as_str()?, input.get("tool")?.as_str()?);
+    Some((name, input.get("arguments").cloned().unwrap_or_default()))
 }
 
 fn common_mcp_name(text: &str) -> Option<String> {
@@ -80,6 +90,18 @@ mod tests {
             Some("mcp__github__get_issue"),
             "also a foreign server, where the agent names it"
         );
+    }
+
+    #[test]
+    fn a_call_that_is_reported_as_a_command_is_known_by_its_input() {
+        let input = json!({"server": "quarterdeck", "tool": "status", "arguments": {"session": "s"}});
+        let meta = json!({"is_mcp_tool_call": true});
+        assert_eq!(
+            mcp_call_in_input(Some(&input), meta.as_object()),
+            Some(("mcp__quarterdeck__status".to_owned(), json!({"session": "s"})))
+        );
+        assert_eq!(mcp_call_in_input(Some(&input), None), None, "the arguments alone prove nothing");
+        assert_eq!(mcp_call_in_input(Some(&json!({"command": "ls"})), meta.as_object()), None);
     }
 
     #[test]
