@@ -6,9 +6,13 @@ use serde_json::{Value, json};
 
 /// A daemon whose `script` agent counts as one that does not ask.
 async fn daemon() -> TestDaemon {
+    daemon_with("all").await
+}
+
+async fn daemon_with(unasked: &str) -> TestDaemon {
     let home = TestHome::new();
     std::fs::create_dir_all(home.path().join("agents")).unwrap();
-    let manifest = "[agent]\nname = 'script'\n[turn]\nuses_mcp_unasked = true\n";
+    let manifest = format!("[agent]\nname = 'script'\n[turn]\nuses_mcp_unasked = '{unasked}'\n");
     std::fs::write(home.path().join("agents/script.toml"), manifest).unwrap();
     TestDaemon::start_in(home, |_| {}).await
 }
@@ -89,4 +93,17 @@ async fn a_cancel_withdraws_the_permission_request_of_a_call() {
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     assert!(session.client.pending_asks().await.is_empty());
     assert!(!titles(&session).await.contains(&json!("cancelled")));
+}
+
+#[tokio::test]
+async fn an_agent_that_asks_for_all_but_reading_is_judged_for_reading_alone() {
+    let daemon = daemon_with("read_only").await;
+    let session = daemon.session("script").await;
+    // A real agent would have asked for this, and waiting is part of it.
+    let run = session.prompt_script(&[spawn("unjudged")]).await;
+    assert!(session.wait(&run).await["text"].as_str().unwrap().contains("echo: hi"));
+    let run = session.prompt_script(&[mcp("list", json!({}))]).await;
+    let ask = session.wait_for_ask(&run).await;
+    session.client.answer_ask(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
+    assert!(session.wait(&run).await["text"].as_str().unwrap().contains("unjudged"));
 }

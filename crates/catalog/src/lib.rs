@@ -214,7 +214,8 @@ impl Catalog {
                         manifest.turn.ask_mode.clone_from(&below.ask_mode);
                     }
                     manifest.turn.reads_files_itself &= below.reads_files_itself;
-                    manifest.turn.uses_mcp_unasked |= below.uses_mcp_unasked;
+                    manifest.turn.uses_mcp_unasked =
+                        manifest.turn.uses_mcp_unasked.max(below.uses_mcp_unasked);
                 }
                 (table, manifest)
             }

@@ -12,7 +12,7 @@ use qd_catalog::trust::{ProjectTrust, ProjectTrustStatus, TrustError};
 use qd_catalog::{Catalog, CatalogProblem};
 use qd_home::DaemonHome;
 use qd_protocol::api::{Agent, TrustedProject};
-use qd_protocol::manifest::{Manifest, TokenPrice};
+use qd_protocol::manifest::{Manifest, TokenPrice, UnaskedMcpTools};
 
 /// The agents of this machine.
 #[derive(Debug)]
@@ -88,9 +88,11 @@ impl LocalAgents {
         Some(programs::with_isolation(manifest, &self.isolated_folder))
     }
 
-    /// Whether this agent uses the tools of MCP servers without asking.
-    pub(crate) fn uses_mcp_unasked(&self, name: &str, project: &Path) -> bool {
-        self.catalog(Some(project)).get(name).is_some_and(|manifest| manifest.turn.uses_mcp_unasked)
+    /// Which tools of MCP servers this agent uses without asking.
+    pub(crate) fn unasked_mcp_tools(&self, name: &str, project: &Path) -> UnaskedMcpTools {
+        self.catalog(Some(project))
+            .get(name)
+            .map_or_else(UnaskedMcpTools::default, |manifest| manifest.turn.uses_mcp_unasked)
     }
 
     /// Says in which folders the program of an agent is searched, for an error message.

@@ -259,10 +259,10 @@ pub struct TurnRules {
     /// How the agent is given our own MCP server. Only used for ACP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mcp_transport: McpTransport,
-    /// The agent uses the tools of MCP servers without asking. The daemon then judges each call of its own tools by the
+    /// Which tools of MCP servers the agent uses without asking. The daemon then judges each call of its own tools by the
     /// session's policy, and asks a person if the policy says so.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub uses_mcp_unasked: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub uses_mcp_unasked: UnaskedMcpTools,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
@@ -300,6 +300,18 @@ pub enum McpTransport {
     Stdio,
     /// The agent refuses such servers. It gets one over HTTP, on a loopback port of its session.
     Http,
+}
+
+/// Which tools of MCP servers an agent uses without asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnaskedMcpTools {
+    /// The agent asks before it uses any.
+    #[default]
+    None,
+    /// Tools that their server calls read-only.
+    ReadOnly,
+    All,
 }
 
 /// Whether a cancelled turn leaves its tools running. This is for readers of the manifest: the keeper ends leftover

@@ -12,6 +12,7 @@ use qd_mcp::ToolName;
 use qd_protocol::event::{Ask, AskKind, AskStatus};
 use qd_protocol::limits::TOOL_POLL_S;
 use qd_protocol::link::AskRequest;
+use qd_protocol::manifest::UnaskedMcpTools;
 use qd_protocol::{ApiError, AskId, ErrorCode};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -39,7 +40,14 @@ pub(super) async fn require_permission(
     let ToolCaller::Session(session) = caller else { return Ok(()) };
     // Whoever goes on waiting for a question has asked it before.
     let goes_on = tool == ToolName::AskHuman && arguments.contains_key("ask_id");
-    if goes_on || !is_judged(daemon, caller, session).await? {
+    let unasked = unasked_tools(daemon, caller, session).await?;
+    let is_judged = match unasked {
+        UnaskedMcpTools::None => false,
+        // The agent has asked for the call that started what is now waited for.
+        UnaskedMcpTools::ReadOnly => tool.is_read_only() && !is_later_request(key),
+        UnaskedMcpTools::All => true,
+    };
+    if goes_on || !is_judged {
         return Ok(());
     }
     let mut request = AskRequest {
@@ -67,15 +75,22 @@ pub(super) async fn require_permission(
     verdict_result(verdict, &request)
 }
 
-/// Whether the calls of this session's agent are judged here, because the agent does not ask by itself.
-async fn is_judged(
+/// The tools whose calls are judged here, because this session's agent does not ask by itself.
+async fn unasked_tools(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
     session: &SessionAddress,
-) -> Result<bool, ApiError> {
-    let Some(own) = caller.own_session(daemon).await? else { return Ok(false) };
-    let Some(workspace) = daemon.workspaces.by_key(session.workspace_key) else { return Ok(false) };
-    Ok(daemon.workers.agents().uses_mcp_unasked(&own.agent, &workspace.path))
+) -> Result<UnaskedMcpTools, ApiError> {
+    let own = caller.own_session(daemon).await?;
+    let workspace = daemon.workspaces.by_key(session.workspace_key);
+    let Some((own, workspace)) = own.zip(workspace) else { return Ok(UnaskedMcpTools::None) };
+    Ok(daemon.workers.agents().unasked_mcp_tools(&own.agent, &workspace.path))
+}
+
+/// Whether the request is not the first one of its call.
+fn is_later_request(key: Option<&IdempotencyKey>) -> bool {
+    let number = key.and_then(|key| key.key.rsplit_once('#')).map(|(_, number)| number);
+    number.is_some_and(|number| number != "0")
 }
 
 /// The id of the permission request. It is the same for all requests of a call, and nobody can guess it who does not
