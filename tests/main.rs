@@ -44,6 +44,7 @@ mod manifests;
 mod mcp;
 mod mcp_http;
 mod mcp_limits;
+mod mcp_permissions;
 mod old_home;
 mod openapi;
 mod packaging;

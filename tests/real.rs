@@ -12,6 +12,7 @@ mod cost;
 mod fleet;
 mod own_settings;
 mod subsessions;
+mod tools;
 
 use std::path::Path;
 use std::time::Duration;

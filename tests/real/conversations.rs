@@ -1,9 +1,9 @@
 //! Answers, memory, permissions, questions and failures.
 
-use qd_testkit::{RealAgent, poll_until};
+use qd_testkit::{RealAgent, TestEvent, poll_until};
 use serde_json::json;
 
-use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
+use super::{RealAgentTest, answer, assert_ended, ended, permission, say, tools};
 
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
@@ -33,9 +33,15 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&ended(&session, &run).await, "end_turn");
     assert_eq!(std::fs::read_to_string(&made).unwrap(), "made\n");
     let events = session.events_of(&run).await;
-    assert!(events.iter().any(|event| event.kind == "tool.started"), "{}", super::describe_events(&events));
+    let has_command = |event: &TestEvent| {
+        event.kind == "tool.started" && event.data["input"].to_string().contains("made.txt")
+    };
+    assert!(events.iter().any(has_command), "{}", super::describe_events(&events));
     assert!(events.iter().any(|event| event.kind == "tool.finished"), "{}", super::describe_events(&events));
     assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::describe_events(&events));
+
+    tools::check_files(&test, &session).await;
+    tools::check_mcp(&test, &session).await;
 
     // Denied, and the reason reaches the model.
     let denied = work.join("denied.txt");
@@ -85,7 +91,7 @@ fn model_received(test: &RealAgentTest, words: &str) -> bool {
 }
 
 /// Whether the model got the reason as the result of a tool, which it repeats.
-fn model_repeated_reason(events: &[qd_testkit::TestEvent]) -> bool {
+fn model_repeated_reason(events: &[TestEvent]) -> bool {
     let text: String = events
         .iter()
         .filter(|event| event.kind == "text.delta")

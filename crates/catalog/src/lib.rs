@@ -208,9 +208,16 @@ impl Catalog {
                 let below = &self.entries[index];
                 let table = manifest_reader::merge_tables(below.table.clone(), table);
                 let mut manifest = manifest_reader::parse_merged(&table, text)?;
-                // A project must not make an agent ask less, so it cannot override an `ask_mode`.
-                if matches!(origin, ManifestOrigin::Project(_)) && below.manifest.turn.ask_mode.is_some() {
-                    manifest.turn.ask_mode.clone_from(&below.manifest.turn.ask_mode);
+                // A project must not make an agent ask less: it cannot override an `ask_mode`, let an agent read files past
+                // us, or claim that it asks before it uses our tools.
+                if matches!(origin, ManifestOrigin::Project(_)) {
+                    let below = &below.manifest.turn;
+                    if below.ask_mode.is_some() {
+                        manifest.turn.ask_mode.clone_from(&below.ask_mode);
+                    }
+                    manifest.turn.reads_files_itself &= below.reads_files_itself;
+                    manifest.turn.uses_mcp_unasked =
+                        manifest.turn.uses_mcp_unasked.max(below.uses_mcp_unasked);
                 }
                 (table, manifest)
             }
@@ -360,7 +367,7 @@ mod tests {
         write(
             &agents,
             "qwen.toml",
-            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\n",
+            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\nreads_files_itself = true\n",
         );
         write(&agents, "ours.toml", "[agent]\nname = 'ours'\nbinary = './ours'\n");
         let mut trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();
@@ -373,6 +380,7 @@ mod tests {
         assert!(trusted.get("ours").is_some());
         let qwen = trusted.get("qwen").unwrap();
         assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project cannot make an agent ask less");
+        assert!(!qwen.turn.reads_files_itself, "nor let it read files past us");
 
         write(&agents, "more.toml", "[agent]\nname = 'more'\nbinary = 'more'\n");
         let trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();

@@ -13,7 +13,7 @@ use qd_catalog::trust::{ProjectTrust, ProjectTrustStatus, TrustError};
 use qd_catalog::{Catalog, CatalogProblem};
 use qd_home::DaemonHome;
 use qd_protocol::api::{Agent, TrustedProject};
-use qd_protocol::manifest::{Manifest, TokenPrice};
+use qd_protocol::manifest::{Manifest, TokenPrice, UnaskedMcpTools};
 
 /// The agents of this machine.
 #[derive(Debug)]
@@ -103,6 +103,13 @@ impl LocalAgents {
     ) -> Option<String> {
         let manifest = self.catalog(Some(project)).get(name)?;
         policy_enforcement::find_overriding_setting(&manifest, env)
+    }
+
+    /// Which tools of MCP servers this agent uses without asking.
+    pub(crate) fn unasked_mcp_tools(&self, name: &str, project: &Path) -> UnaskedMcpTools {
+        self.catalog(Some(project))
+            .get(name)
+            .map_or_else(UnaskedMcpTools::default, |manifest| manifest.turn.uses_mcp_unasked)
     }
 
     /// Says in which folders the program of an agent is searched, for an error message.

@@ -45,6 +45,7 @@ pub mod redact;
 pub mod root_certificates;
 mod stdio_agent;
 pub mod terminal_window;
+mod tool_gateway;
 mod tool_server;
 pub mod tty;
 pub mod turn;

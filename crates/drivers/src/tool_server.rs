@@ -38,6 +38,11 @@ impl ToolServer {
     }
 }
 
+/// The name by which policy rules and events know a tool of an MCP server, whatever its agent calls it.
+pub(crate) fn mcp_tool_name(server: &str, tool: &str) -> String {
+    format!("mcp__{server}__{tool}")
+}
+
 /// The path of this very program for use by other processes, even if its file has been replaced by another version.
 fn own_program_path() -> PathBuf {
     match std::env::current_exe() {

@@ -89,8 +89,9 @@ fn fit_plan(entries: &mut Vec<PlanEntry>) {
     entries.truncate(fitting.count());
 }
 
-/// Options come first, because a cut option cannot be chosen; then the question, then the tool's input.
-fn fit_ask(ask: &mut AskRequest) {
+/// Makes an ask fit its event. Options come first, because a cut option cannot be chosen; then the question, then the
+/// tool's input.
+pub fn fit_ask(ask: &mut AskRequest) {
     let mut left = INLINE_MAX;
     let options: usize = ask.options.iter().map(|option| escaped_len(option) + 3).sum();
     if options > OPTIONS_BYTES {

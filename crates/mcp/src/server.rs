@@ -3,6 +3,7 @@
 //! Waiting is a loop of such requests here, with progress notifications for the client.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use qd_protocol::error::ErrorDoc;
@@ -21,6 +22,8 @@ use crate::tools::{INSTRUCTIONS, ToolName};
 /// The pause between two messages that tell a client which asked for progress that the call is still running. Many
 /// clients give up after a minute.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// The error code of a request that waits for a person's permission.
+const PERMISSION_PENDING: &str = "permission_pending";
 /// Random bytes in a request key.
 const KEY_BYTES: usize = 16;
 
@@ -39,7 +42,7 @@ pub trait ToolBackend: Send + Sync + 'static {
 pub struct McpToolRequest<'a> {
     pub tool: ToolName,
     pub arguments: Map<String, Value>,
-    /// Identifies repeats of this request.
+    /// Identifies repeats of this request: the key of the call, `#`, and the number of the request within the call.
     pub key: String,
     /// Context of the call: over HTTP, the head of the request.
     pub extensions: &'a Extensions,
@@ -144,13 +147,44 @@ impl<D: ToolBackend> McpToolServer<D> {
         arguments: Map<String, Value>,
         call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
+        let number = call.requests.fetch_add(1, Ordering::Relaxed);
+        let key = format!("{}#{number}", call.key);
+        let deadline = Instant::now() + Duration::from_secs(WAIT_MAX_S);
+        loop {
+            let (arguments, key) = (arguments.clone(), key.clone());
+            let extensions = &call.context.extensions;
+            let refusal = match self.backend.call(McpToolRequest { tool, arguments, key, extensions }).await {
+                Err(refusal) if refusal.code == PERMISSION_PENDING => refusal,
+                result => return result,
+            };
+            if call.context.ct.is_cancelled() {
+                self.withdraw_permission_request(&refusal, call).await;
+            } else if Instant::now() < deadline {
+                continue;
+            }
+            return Err(refusal);
+        }
+    }
+
+    /// Withdraws the permission request of a call that its client has given up.
+    async fn withdraw_permission_request(&self, pending: &ErrorDoc, call: &McpCall<'_>) {
+        let Some(ask) = pending.details.get("ask_id").cloned() else { return };
+        let arguments =
+            Map::from_iter([("ask_id".to_owned(), ask), ("withdraw".to_owned(), Value::Bool(true))]);
+        let key = format!("{}#withdraw", call.key);
         let extensions = &call.context.extensions;
-        self.backend.call(McpToolRequest { tool, arguments, key: random_key()?, extensions }).await
+        let request = McpToolRequest { tool: ToolName::AskHuman, arguments, key, extensions };
+        // If it fails, the request ends with the turn.
+        let _result = self.backend.call(request).await;
     }
 }
 
 /// One call from a client.
 struct McpCall<'a> {
+    /// Identifies the call, so that all its requests need permission only once.
+    key: String,
+    /// How many requests it has sent.
+    requests: AtomicU32,
     context: &'a RequestContext<RoleServer>,
 }
 
@@ -202,7 +236,8 @@ impl<D: ToolBackend> ServerHandler for McpToolServer<D> {
             let message = format!("there is no tool {}; there are: {names}", request.name);
             return Err(ErrorData::invalid_params(message, None));
         };
-        let call = McpCall { context: &context };
+        let key = random_key().map_err(|error| ErrorData::internal_error(error.message, None))?;
+        let call = McpCall { key, requests: AtomicU32::new(0), context: &context };
         // Boxed, because a server holds one of these futures per running call.
         let performed = Box::pin(self.perform_tool(tool, request.arguments.unwrap_or_default(), &call));
         let result = tokio::select! {

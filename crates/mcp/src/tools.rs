@@ -64,6 +64,11 @@ impl ToolName {
         Self::ALL.into_iter().find(|tool| tool.as_str() == name)
     }
 
+    /// Whether the tool changes nothing.
+    pub fn is_read_only(self) -> bool {
+        matches!(self, Self::Wait | Self::Status | Self::List)
+    }
+
     /// The full description of the tool for models.
     pub fn describe(self) -> Tool {
         let tool = Tool::new(self.as_str(), self.description(), Arc::new(self.input_schema()));
@@ -72,11 +77,9 @@ impl ToolName {
         let tool = tool.with_meta(MetaObject(JsonObject::from_iter([(ALWAYS_LOAD.to_owned(), json!(true))])));
         let hints = ToolAnnotations::with_title(self.title()).open_world(false);
         tool.with_annotations(match self {
-            Self::Wait | Self::Status | Self::List => hints.read_only(true),
+            _ if self.is_read_only() => hints.read_only(true),
             Self::Cancel => hints.read_only(false).destructive(true).idempotent(true),
-            Self::SpawnAgent | Self::SendMessage | Self::AskHuman => {
-                hints.read_only(false).destructive(false).idempotent(false)
-            }
+            _ => hints.read_only(false).destructive(false).idempotent(false),
         })
     }
 

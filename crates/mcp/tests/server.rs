@@ -138,7 +138,20 @@ async fn spawn_agent_with_wait_starts_once_and_then_waits() {
     assert_eq!(requests[0], (ToolName::SpawnAgent, json!({ "agent": "a", "prompt": "p" })));
     assert_eq!(requests[1].1["sessions"], json!(["ses_1"]));
     let keys: Vec<String> = backend.requests.lock().iter().map(|(_, _, key)| key.clone()).collect();
-    assert!(keys[0].len() == 32 && keys[0] != keys[1], "{keys:?}");
+    assert!(keys[0].len() > 32 && keys[0] != keys[1], "{keys:?}");
+    let call_of = |key: &str| key.split_once('#').unwrap().0.to_owned();
+    assert_eq!(call_of(&keys[0]), call_of(&keys[1]), "they are requests of one call");
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_permission_is_repeated_under_the_same_key() {
+    let pending = || Err(("permission_pending", "wait"));
+    let backend = FakeBackend::with([pending(), pending(), Err(("tool_denied", "refused: not now"))]);
+    let client = client(&backend).await;
+    let result = call(&client, "list", json!({})).await;
+    assert_eq!(result.structured_content.unwrap()["error"]["message"], "refused: not now");
+    let keys: Vec<String> = backend.requests.lock().iter().map(|(_, _, key)| key.clone()).collect();
+    assert!(keys.len() == 3 && keys.iter().all(|key| *key == keys[0]), "{keys:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -59,6 +59,8 @@ codes! {
     AgentNotAllowed = "agent_not_allowed", 403;
     /// A worker token was used for something other than joining as a worker.
     WorkerNotAllowed = "worker_not_allowed", 403;
+    /// The session's policy or a person refused this call of a tool.
+    ToolDenied = "tool_denied", 403;
     /// Nothing has this id.
     NotFound = "not_found", 404;
     /// The path exists, but not with this method.
@@ -81,6 +83,8 @@ codes! {
     AlreadyResolved = "already_resolved", 409;
     /// The agent no longer waits for this answer.
     Withdrawn = "withdrawn", 409;
+    /// A person has to decide about this call of a tool. Repeat the request with the same `Idempotency-Key`.
+    PermissionPending = "permission_pending", 409;
     /// The input of the ask is not the one that the answer was given to. The ask stays open.
     AskChanged = "ask_changed", 409;
     /// The agent is known but cannot start here.

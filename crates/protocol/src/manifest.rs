@@ -324,6 +324,17 @@ pub struct TurnRules {
     /// The mode in which the agent asks for permission, if it does not start in that mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
+    /// The agent reads files itself, and we do not offer to read them for it. For agents that cannot tell our response
+    /// "there is no such file" from any other failure, and therefore could not create files. Only used for ACP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reads_files_itself: bool,
+    /// How the agent is given our own MCP server. Only used for ACP.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mcp_transport: McpTransport,
+    /// Which tools of MCP servers the agent uses without asking. The daemon then judges each call of its own tools by the
+    /// session's policy, and asks a person if the policy says so.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub uses_mcp_unasked: UnaskedMcpTools,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
@@ -350,6 +361,29 @@ pub enum SteerMethod {
     Prompt,
     /// The agent fetches waiting steers with a request of this method name.
     Pull(String),
+}
+
+/// How an agent reaches an MCP server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum McpTransport {
+    /// The agent starts the server and talks to it on stdio.
+    #[default]
+    Stdio,
+    /// The agent refuses such servers. It gets one over HTTP, on a loopback port of its session.
+    Http,
+}
+
+/// Which tools of MCP servers an agent uses without asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnaskedMcpTools {
+    /// The agent asks before it uses any.
+    #[default]
+    None,
+    /// Tools that their server calls read-only.
+    ReadOnly,
+    All,
 }
 
 /// Whether a cancelled turn leaves its tools running. This is for readers of the manifest: the keeper ends leftover

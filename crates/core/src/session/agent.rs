@@ -146,7 +146,7 @@ impl SessionStepBuilder<'_> {
     }
 
     /// Opens an ask for a person, with the digest of its input.
-    fn open_ask(&mut self, run: Option<RunId>, ask: &mut Ask) {
+    pub(super) fn open_ask(&mut self, run: Option<RunId>, ask: &mut Ask) {
         ask.input_sha256 = Some(ask_digest::input_sha256(&ask.input));
         self.emit(run, EventBody::AskOpened(AskOpened { ask_id: ask.id.clone(), ask: ask.clone() }));
     }
@@ -155,26 +155,8 @@ impl SessionStepBuilder<'_> {
         if self.asks.contains_key(&request.id) {
             return;
         }
-        let AskRequest { id, kind, tool, input, risk, prompt, options, implicit } = request;
-        let directory = self.settings.directory.as_deref();
-        let risk = policy::assess_risk(tool.as_deref().unwrap_or_default(), &input, risk, directory);
-        let mut ask = Ask {
-            id,
-            session_id: Some(self.id.clone()),
-            run_id: Some(run.clone()),
-            fleet_id: None,
-            kind,
-            tool,
-            input_sha256: None,
-            input,
-            risk,
-            prompt,
-            options,
-            asked_by_tool: false,
-            opened_at: self.context.now.wall,
-            state: AskStatus::Pending,
-            answer: None,
-        };
+        let implicit = request.implicit;
+        let mut ask = self.ask_from_request(Some(run.clone()), request);
         let stopping = match self.current_turn() {
             Some((active, started)) if active.id == run => started.stop.is_some(),
             _ => return self.open_withdrawn_ask(ask, None, ResolvedBy::End),
@@ -200,7 +182,31 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    fn judge_ask(&self, ask: &Ask) -> PolicyJudgement {
+    /// The ask of this request, with our own assessment of its risk.
+    pub(super) fn ask_from_request(&self, run: Option<RunId>, request: AskRequest) -> Ask {
+        let AskRequest { id, kind, tool, input, risk, prompt, options, .. } = request;
+        let directory = self.settings.directory.as_deref();
+        let risk = policy::assess_risk(tool.as_deref().unwrap_or_default(), &input, risk, directory);
+        Ask {
+            id,
+            session_id: Some(self.id.clone()),
+            run_id: run,
+            fleet_id: None,
+            kind,
+            tool,
+            input_sha256: None,
+            input,
+            risk,
+            prompt,
+            options,
+            asked_by_tool: false,
+            opened_at: self.context.now.wall,
+            state: AskStatus::Pending,
+            answer: None,
+        }
+    }
+
+    pub(super) fn judge_ask(&self, ask: &Ask) -> PolicyJudgement {
         match (&ask.kind, &ask.tool) {
             (AskKind::Permission, Some(tool)) => {
                 let workspace = self.settings.directory.as_deref();
@@ -212,7 +218,7 @@ impl SessionStepBuilder<'_> {
     }
 
     /// Answers an ask by policy. `granted` means that a person had allowed the tool for the rest of the session.
-    fn answer_by_policy(
+    pub(super) fn answer_by_policy(
         &mut self,
         mut ask: Ask,
         decision: PermissionDecision,

@@ -73,6 +73,7 @@ impl SessionStepBuilder<'_> {
             }
             SessionCommand::ChildEnded(result) => self.record_child_ended(result),
             SessionCommand::OpenQuestion { ask, prompt, options } => self.open_question(ask, prompt, options),
+            SessionCommand::JudgeToolCall(request) => self.judge_tool_call(request),
             SessionCommand::AnswerDelivered { ask } => self.record_answer_delivered(&ask),
             SessionCommand::WithdrawQuestion { ask } => self.withdraw_question(&ask),
             SessionCommand::AcceptMail(mail) => self.accept_mail(mail),
@@ -108,6 +109,7 @@ impl SessionStepBuilder<'_> {
             | SessionCommand::UpdateSettings(_)
             | SessionCommand::AddChild { .. }
             | SessionCommand::OpenQuestion { .. }
+            | SessionCommand::JudgeToolCall(_)
             | SessionCommand::AcceptMail(_)
             | SessionCommand::ClaimMail { .. } => self.refuse(CommandRefusal::Closed),
         }

@@ -20,11 +20,12 @@ mod state;
 mod step_builder;
 mod suspend;
 mod timers;
+mod tool_permissions;
 mod tool_questions;
 mod worker;
 
 use qd_protocol::event::{Ask, AskAnswer, Attachment, ChildResult, EventBody, RunStopCause, SessionLimits};
-use qd_protocol::link::{AgentExitReason, AgentUpdate, AskResolution, UpdateNumber};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, AskRequest, AskResolution, UpdateNumber};
 use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::policy::Policy;
 use qd_protocol::{AskId, ClockReading, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
@@ -38,6 +39,7 @@ pub use state::{
     SessionPhase, SessionState, UnfinishedRun,
 };
 pub use timers::{deadline, seconds_to_millis};
+pub use tool_permissions::ToolCallVerdict;
 
 use crate::rows::UpdatedRow;
 use step_builder::SessionStepBuilder;
@@ -169,6 +171,9 @@ pub enum SessionCommand {
         /// The allowed answers; empty means any text.
         options: Vec<String>,
     },
+    /// An agent that does not ask before it uses our tools calls one: judge the call before it is performed. The id of
+    /// the request is the same if the request is repeated.
+    JudgeToolCall(AskRequest),
     /// The tool call has received the answer to its question.
     AnswerDelivered {
         ask: AskId,
@@ -356,6 +361,8 @@ pub enum CommandReply {
     /// The answer was accepted; the ask is now resolved.
     Answered(Box<Ask>),
     QuestionOpened(AskId),
+    /// Whether a call of one of our tools may be performed.
+    ToolCallJudged(ToolCallVerdict),
     /// These runs were removed from the queue.
     Removed(Vec<RunId>),
     /// The run is at this place of the queue, from 1.

@@ -1,6 +1,6 @@
 //! Translates the machine's replies and refusals into responses and errors of the API.
 
-use qd_core::session::{CommandRefusal, CommandReply};
+use qd_core::session::{CommandRefusal, CommandReply, ToolCallVerdict};
 use qd_protocol::api::{CancelResponse, PromptReceipt, RunStatus, SteerReceipt};
 use qd_protocol::event::Ask;
 use qd_protocol::limits::MAIL_OPEN_MAX;
@@ -26,6 +26,9 @@ pub(crate) enum ActorReply {
     /// A question was opened.
     #[serde(rename = "Asked")]
     AskOpened(AskId),
+    /// Whether a call of one of our tools may be performed. It is not stored: a repeat is judged by the ask.
+    #[serde(skip)]
+    ToolCallJudged(ToolCallVerdict),
     /// These runs left the queue.
     Removed(Vec<RunId>),
     /// The run is at this place of the queue now.
@@ -80,6 +83,7 @@ pub(super) fn to_actor_reply(
         }
         CommandReply::Answered(ask) => ActorReply::Answered(ask.clone()),
         CommandReply::QuestionOpened(ask) => ActorReply::AskOpened(ask.clone()),
+        CommandReply::ToolCallJudged(verdict) => ActorReply::ToolCallJudged(verdict.clone()),
         CommandReply::Removed(runs) => ActorReply::Removed(runs.clone()),
         CommandReply::Moved { position } => ActorReply::Moved { position: *position },
         CommandReply::MailAccepted { event } => match (event, &details.mail) {

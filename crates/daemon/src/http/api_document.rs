@@ -80,7 +80,7 @@ error_responses! {
     /// Responses of every route but `/healthz`.
     GuardResponses {
         "401": "`unauthorized`: the token is missing or wrong, over TCP",
-        "403": "`host_not_allowed`, `origin_not_allowed`, `peer_not_allowed`, `agent_not_allowed` or `worker_not_allowed`",
+        "403": "`host_not_allowed`, `origin_not_allowed`, `peer_not_allowed`, `agent_not_allowed`, `worker_not_allowed` or, of a tool, `tool_denied`",
         "503": "`stopping` or `storage_failed`: nothing was done, try again",
     }
     /// Response of a route with an id in its path or query.

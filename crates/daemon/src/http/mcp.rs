@@ -62,7 +62,10 @@ impl ToolBackend for DaemonToolBackend {
         let holder = head.and_then(|head| head.extensions.get::<BearerSession>());
         let given =
             head.and_then(|head| head.headers.get("idempotency-key")).and_then(|key| key.to_str().ok());
-        let text = format!("mcp {} {}", call.tool.as_str(), given.unwrap_or(&call.key));
+        // The requests of a call are numbered, so that a repeat of the call repeats each of them.
+        let number = call.key.rsplit_once('#').map_or("0", |(_, number)| number);
+        let key = given.map_or_else(|| call.key.clone(), |given| format!("{given}#{number}"));
+        let text = format!("mcp {} {key}", call.tool.as_str());
         let body = serde_json::to_vec(&call.arguments).unwrap_or_default();
         let key = IdempotencyKey { key: text, fingerprint: Sha256::digest(body).into() };
         perform_tool(&self.daemon, holder, call.tool, call.arguments, Some(key))

@@ -33,6 +33,7 @@ use crate::emit::{
     EmitFuture, emit_late, emit_late_and_notices, left_out_notice, new_conversation_notice, wait_for_emit,
 };
 use crate::stdio_agent::StdioConversation;
+use crate::tool_gateway::ToolGateway;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 use crate::turn_state::{OpenAsk, TurnEvent};
 
@@ -56,6 +57,8 @@ pub(crate) struct AcpConversation<R, W> {
     reads_our_meta: bool,
     /// Reasons of denials that could not be passed on at the time; they go with the next prompt.
     unsent_reasons: Vec<String>,
+    /// The gateway to our tools, which is open as long as the agent lives.
+    _tool_gateway: Option<ToolGateway>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
@@ -78,7 +81,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             first_notice: handshake.resume_failure.map(new_conversation_notice),
             reads_our_meta,
             unsent_reasons: Vec::new(),
+            _tool_gateway: None,
         }
+    }
+
+    /// Keeps the gateway open until the conversation ends.
+    pub(super) fn hold_tool_gateway(&mut self, gateway: Option<ToolGateway>) {
+        self._tool_gateway = gateway;
     }
 }
 

@@ -90,14 +90,14 @@ impl AcpFileService {
 
 async fn read_text(root: &Path, request: &ReadTextFileRequest) -> Result<String, Error> {
     let path = request.path.as_path();
-    let error = |why: &dyn std::fmt::Display| file_error("read", path, why);
-    let resolved = resolve_in_workspace(root, path).await.map_err(|cause| error(&cause))?;
-    let file =
-        open_regular_file(OpenOptions::new().read(true), &resolved).await.map_err(|cause| error(&cause))?;
+    let error = |cause: std::io::Error| file_error("read", path, &cause);
+    let resolved = resolve_in_workspace(root, path).await.map_err(error)?;
+    let file = open_regular_file(OpenOptions::new().read(true), &resolved).await.map_err(error)?;
     let mut content = String::new();
-    file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| error(&cause))?;
+    file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(error)?;
     if content.len() > READ_MAX {
-        return Err(error(&format_args!("it is longer than {READ_MAX} bytes")));
+        let why = format!("it is longer than {READ_MAX} bytes");
+        return Err(error(std::io::Error::new(std::io::ErrorKind::FileTooLarge, why)));
     }
     Ok(line_range(content, request.line, request.limit))
 }
@@ -160,8 +160,13 @@ fn permission_denied(why: &str) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)
 }
 
-fn file_error(verb: &str, path: &Path, why: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::RESOURCE_NOT_FOUND, format!("cannot {verb} {}: {why}", path.display()))
+/// The error for the agent. Only a file that does not exist is "not found": an agent then knows that it may create it.
+fn file_error(verb: &str, path: &Path, cause: &std::io::Error) -> Error {
+    let code = match cause.kind() {
+        std::io::ErrorKind::NotFound => ErrorCode::RESOURCE_NOT_FOUND,
+        _ => ErrorCode::INVALID_PARAMS,
+    };
+    Error::new(code, format!("cannot {verb} {}: {cause}", path.display()))
 }
 
 #[cfg(test)]
@@ -202,6 +207,18 @@ mod tests {
         }
         assert_eq!(std::fs::read_to_string(outside.path().join("secret")).unwrap(), "x");
         assert!(!outside.path().join("absent").exists() && !outside.path().join("new").exists());
+    }
+
+    #[tokio::test]
+    async fn only_a_file_that_does_not_exist_is_reported_as_not_found() {
+        let home = tempfile::tempdir().unwrap();
+        let code = async |path: &Path| {
+            read_text(home.path(), &ReadTextFileRequest::new("s", path)).await.unwrap_err().code
+        };
+        assert_eq!(code(&home.path().join("absent")).await, ErrorCode::RESOURCE_NOT_FOUND);
+        assert_eq!(code(&home.path().join("absent/too")).await, ErrorCode::RESOURCE_NOT_FOUND);
+        assert_eq!(code(Path::new("/etc/hostname")).await, ErrorCode::INVALID_PARAMS);
+        assert_eq!(code(home.path()).await, ErrorCode::INVALID_PARAMS);
     }
 
     #[tokio::test]

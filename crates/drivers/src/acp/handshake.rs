@@ -8,9 +8,9 @@ use std::time::Duration;
 use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, ElicitationCapabilities,
-    ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, Implementation, InitializeRequest,
-    LoadSessionRequest, McpServer, McpServerStdio, Meta, NewSessionRequest, NewSessionResponse,
-    NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
+    ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, HttpHeader, Implementation,
+    InitializeRequest, LoadSessionRequest, McpServer, McpServerHttp, McpServerStdio, Meta, NewSessionRequest,
+    NewSessionResponse, NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
 };
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
@@ -25,6 +25,7 @@ use super::connection::AcpConnection;
 use super::event_decoder::{AcpEventDecoder, quarterdeck_meta};
 use super::profile::AcpProfile;
 use crate::stdio_agent::StdioHandshakeError;
+use crate::tool_gateway::ToolGateway;
 use crate::tool_server::{SERVER_NAME, ToolServer};
 
 /// How long an agent that replays late must be silent before its replay counts as finished.
@@ -45,6 +46,8 @@ pub(super) struct AcpHandshakeOptions<'a> {
     pub(super) runs_commands: bool,
     /// Our MCP server, which the agent is to start.
     pub(super) tools: Option<ToolServer>,
+    /// The same server over HTTP, for agents that start none.
+    pub(super) tool_gateway: Option<ToolGateway>,
 }
 
 /// A conversation that was opened.
@@ -72,7 +75,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut decoder = AcpEventDecoder::new(options.profile.clone());
-    let hello = call(connection, &mut decoder, &initialize_request(options.runs_commands)).await;
+    let hello = call(connection, &mut decoder, &initialize_request(options)).await;
     let hello = hello.map_err(explain_first_refusal)?;
     if hello.protocol_version != ProtocolVersion::V1 {
         let message = format!(
@@ -260,8 +263,13 @@ pub(super) fn error_text(error: &Error) -> String {
 }
 
 impl AcpHandshakeOptions<'_> {
-    /// The MCP servers that the agent is to start.
+    /// The MCP servers that the agent is to use.
     fn mcp_servers(&self) -> Vec<McpServer> {
+        if let Some(gateway) = &self.tool_gateway {
+            let token = HttpHeader::new("Authorization", gateway.authorization.as_str());
+            let server = McpServerHttp::new(SERVER_NAME, gateway.url.as_str()).headers(vec![token]);
+            return vec![McpServer::Http(server)];
+        }
         let server = |tools: &ToolServer| {
             let env = tools
                 .env
@@ -284,11 +292,13 @@ impl AcpHandshakeOptions<'_> {
     }
 }
 
-fn initialize_request(runs_commands: bool) -> InitializeRequest {
-    let files = FileSystemCapabilities::new().read_text_file(true).write_text_file(true);
+fn initialize_request(options: &AcpHandshakeOptions<'_>) -> InitializeRequest {
+    // Writes go through us wherever the agent lets them, so that the policy judges each of them.
+    let reads = !options.profile.reads_files_itself;
+    let files = FileSystemCapabilities::new().read_text_file(reads).write_text_file(true);
     let capabilities = ClientCapabilities::new()
         .fs(files)
-        .terminal(runs_commands)
+        .terminal(options.runs_commands)
         .session(ClientSessionCapabilities::new().notices(NoticeCapabilities::new()))
         .elicitation(ElicitationCapabilities::new().form(ElicitationFormCapabilities::new()));
     InitializeRequest::new(ProtocolVersion::V1)

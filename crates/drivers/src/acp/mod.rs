@@ -6,8 +6,8 @@
 //! - `handshake`: initializes the agent and opens a new or an old session in the right mode.
 //! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn; `turn_end`:
 //!   its outcome.
-//! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `diff` and `usage`; `asks`: permission
-//!   requests and questions.
+//! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `tool_names`, `tool_inputs`, `diff` and
+//!   `usage`; `asks`: permission requests and questions.
 //! - `client_service`: requests that we serve for the agent, with `files` and `terminals`.
 //! - `connection`: JSON-RPC messages, one per line.
 
@@ -25,6 +25,8 @@ mod terminals;
 #[cfg(test)]
 mod tests;
 mod tool_calls;
+mod tool_inputs;
+mod tool_names;
 mod turn;
 mod turn_end;
 mod usage;
@@ -34,6 +36,7 @@ use std::time::Duration;
 
 use qd_protocol::Millis;
 use qd_protocol::event::RunError;
+use qd_protocol::manifest::{Manifest, McpTransport};
 use qd_protocol::worker::AgentSpec;
 use tokio::net::unix::pipe;
 
@@ -45,6 +48,7 @@ use self::profile::AcpProfile;
 use self::turn_end::run_error;
 use crate::agent_driver::AgentStart;
 use crate::stdio_agent::{StdioAgent, StdioAgentStart, refused_start};
+use crate::tool_gateway::ToolGateway;
 use crate::tool_server::ToolServer;
 
 /// Starts the agent's process and opens its session, resuming the one named in the specification if there is one.
@@ -59,15 +63,30 @@ pub(crate) async fn start_acp_agent(
     let mut connection = AcpConnection::new(stdout, stdin, process.exited());
     let service = AcpClientService::for_workspace(&start.spec.cwd, Some(Arc::clone(&start.keeper)));
     let profile = AcpProfile::from_manifest(&start.manifest, start.spec);
-    let options = AcpHandshakeOptions::from_spec(start.spec, profile, service.runs_commands());
+    let mut options = AcpHandshakeOptions::from_spec(start.spec, profile, service.runs_commands());
+    options.tool_gateway = open_tool_gateway(&start.manifest, start.spec).await;
     let handshake = handshake::perform_handshake(&mut connection, &options);
     match start.finish_step(&mut process, handshake).await? {
         Ok(handshake) => {
-            let conversation = AcpConversation::new(connection, handshake, service);
+            let mut conversation = AcpConversation::new(connection, handshake, service);
+            conversation.hold_tool_gateway(options.tool_gateway);
             let steers = start.manifest.can_steer();
             Ok(start.into_agent(process, conversation, steers))
         }
         Err(refusal) => Err(refused_start(&mut process, run_error(&refusal)).await),
+    }
+}
+
+/// Opens a gateway to our tools, if the agent takes no MCP server on stdio. If that fails, the agent starts without the
+/// tools.
+async fn open_tool_gateway(manifest: &Manifest, spec: &AgentSpec) -> Option<ToolGateway> {
+    let access = spec.mcp.as_deref().filter(|_| manifest.turn.mcp_transport == McpTransport::Http)?;
+    match ToolGateway::open(access).await {
+        Ok(gateway) => Some(gateway),
+        Err(error) => {
+            tracing::warn!(session = %spec.session, %error, "an agent starts without the tools of `qd mcp`");
+            None
+        }
     }
 }
 
@@ -91,6 +110,7 @@ impl<'a> AcpHandshakeOptions<'a> {
             profile,
             runs_commands,
             tools: ToolServer::from_spec(spec),
+            tool_gateway: None,
         }
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct AcpProfile {
     pub(super) on_tool_refused: RefusalRule,
     /// The session mode in which the agent asks for permission, if it does not start in that mode.
     pub(super) ask_mode: Option<String>,
+    /// Whether we do not offer to read files for the agent.
+    pub(super) reads_files_itself: bool,
     /// Whether the model was given on the command line, so that it need not be set over the protocol.
     pub(super) model_set_at_start: bool,
     pub(super) questions: QuestionMethod,
@@ -42,6 +44,7 @@ impl AcpProfile {
             steer: manifest.turn.steer.clone(),
             on_tool_refused: manifest.turn.refused,
             ask_mode: manifest.turn.ask_mode.clone(),
+            reads_files_itself: manifest.turn.reads_files_itself,
             model_set_at_start: manifest.startup.model_arg.is_some(),
             questions: manifest.turn.questions,
             late_replay: manifest.resume.late_replay,

@@ -5,19 +5,26 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use agent_client_protocol::v1::schema::{
-    TerminalId, ToolCallContent, ToolCallId, ToolCallLocation, ToolCallStatus, ToolCallUpdate,
-    ToolCallUpdateFields, ToolKind,
+    Meta, TerminalId, ToolCallContent, ToolCallId, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields,
+    ToolKind,
 };
+use qd_core::policy::main_argument;
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::TurnUpdate;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::diff::unified_diff;
 use super::event_decoder::content_block_text;
+use super::tool_inputs::{AcpCallDisplay, empty_input, is_empty};
+use super::tool_names::{UNNAMED_TOOL, mcp_call_in_input, mcp_name, tool_name_for_kind};
 
 /// The most tool calls remembered at once. Beyond that, the call that finished longest ago is forgotten, or the oldest
 /// call if all are open.
 const CALLS_MAX: usize = 4096;
+/// The most bytes of arguments remembered of all open calls together. A permission request that comes without arguments
+/// shows those of its call; beyond the limit it says where they are.
+const INPUTS_MAX: usize = 16 << 20;
+
 /// Looks up the output of a terminal so far, by its id.
 pub(super) type AcpTerminalLookup<'a> = &'a dyn Fn(&TerminalId) -> Option<String>;
 
@@ -29,6 +36,8 @@ pub(super) struct AcpToolCalls {
     finished: VecDeque<ToolCallId>,
     /// All calls in the order of arrival, including finished ones.
     started: VecDeque<ToolCallId>,
+    /// The bytes of all remembered arguments, as JSON.
+    input_bytes: usize,
 }
 
 /// A tool call for which the agent requests permission.
@@ -46,6 +55,8 @@ struct AcpToolCall {
     name: String,
     kind: Option<ToolKind>,
     input: Option<Value>,
+    /// The bytes of `input` as JSON.
+    input_bytes: usize,
     output: AcpEmittedOutput,
     stage: AcpCallStage,
 }
@@ -65,46 +76,67 @@ impl AcpToolCalls {
         self.calls.clear();
         self.finished.clear();
         self.started.clear();
+        self.input_bytes = 0;
     }
 
     /// Records a permission request. The call is judged by what the request itself says. What is already known of the
     /// call only fills gaps, and not even that if the call has finished and its id is reused.
     pub(super) fn record_permission_request(
         &mut self,
-        update: ToolCallUpdate,
+        mut update: ToolCallUpdate,
         terminals: AcpTerminalLookup<'_>,
     ) -> AcpToolPermission {
-        let ToolCallUpdateFields { name, kind, title, raw_input, content, locations, .. } =
-            update.fields.clone();
+        unwrap_mcp_call(&mut update);
         let id = update.tool_call_id.clone();
-        let before = self.calls.get(&id).map(|call| (call.stage, call.kind.and_then(tool_name_for_kind)));
-        let own_kind = kind.and_then(tool_name_for_kind);
-        let updates = self.update(update, terminals);
-        let known = self.calls.get(&id).filter(|_| !matches!(before, Some((AcpCallStage::Finished, _))));
-        let is_another = matches!((own_kind, before), (Some(own), Some((_, Some(kind)))) if own != kind);
+        let known = self.calls.get(&id).filter(|call| call.stage != AcpCallStage::Finished);
+        let fields = &mut update.fields;
+        let own_kind = fields.kind.and_then(tool_name_for_kind);
+        let known_kind = known.and_then(|call| call.kind).and_then(tool_name_for_kind);
+        let is_another = matches!((own_kind, known_kind), (Some(own), Some(kind)) if own != kind);
         let known_name = known.filter(|_| !is_another).map(|call| call.name.clone());
-        let tool = name
+        let title = fields.title.clone();
+        // The title of a command is the command, which must not pass for a tool that a rule allows.
+        let mcp_title = title.as_deref().filter(|_| own_kind.or(known_kind).is_none());
+        let tool = mcp_name(fields.name.as_deref(), mcp_title, update.meta.as_ref())
+            .or_else(|| fields.name.clone())
             .or_else(|| known_name.filter(|name| !name.is_empty()))
             .or_else(|| own_kind.map(str::to_owned))
             .or_else(|| title.clone())
             .unwrap_or_else(|| UNNAMED_TOOL.to_owned());
-        let input = raw_input.filter(|input| !is_empty(input));
+        // The content describes what is asked for, so it is no output of the tool.
+        let content = fields.content.take();
+        let display = AcpCallDisplay {
+            title: title.as_deref(),
+            content: content.as_deref(),
+            locations: fields.locations.as_deref(),
+        };
+        let input = fields.raw_input.clone().filter(|input| !is_empty(input));
         let input = input
             .or_else(|| known.and_then(|call| call.input.clone()))
-            .or_else(|| {
-                input_from_display(own_kind, title.as_deref(), content.as_deref(), locations.as_deref())
-            })
+            .or_else(|| display.derive_input(known_tool(own_kind, &tool)?))
             .unwrap_or_else(empty_input);
+        // If the call has not started yet, it starts with the arguments for which permission is requested.
+        let updates = self.update_call(update, Some(&input), terminals);
         AcpToolPermission { updates, tool, title, input }
     }
 
     /// Decodes one update of a call.
     pub(super) fn update(
         &mut self,
-        update: ToolCallUpdate,
+        mut update: ToolCallUpdate,
         terminals: AcpTerminalLookup<'_>,
     ) -> Vec<TurnUpdate> {
-        let ToolCallUpdate { tool_call_id: id, fields, .. } = update;
+        unwrap_mcp_call(&mut update);
+        self.update_call(update, None, terminals)
+    }
+
+    fn update_call(
+        &mut self,
+        update: ToolCallUpdate,
+        asked_input: Option<&Value>,
+        terminals: AcpTerminalLookup<'_>,
+    ) -> Vec<TurnUpdate> {
+        let ToolCallUpdate { tool_call_id: id, fields, meta, .. } = update;
         if !self.calls.contains_key(&id) {
             if self.calls.len() >= CALLS_MAX {
                 self.evict_one();
@@ -113,7 +145,11 @@ impl AcpToolCalls {
         }
         let call = self.calls.entry(id.clone()).or_default();
         let was_finished = call.stage == AcpCallStage::Finished;
-        let updates = call.update(&id, fields, terminals);
+        let bytes_before = call.input_bytes;
+        let room = INPUTS_MAX.saturating_sub(self.input_bytes - bytes_before);
+        let context = AcpCallContext { meta: meta.as_ref(), asked_input, room, terminals };
+        let updates = call.update(&id, fields, &context);
+        self.input_bytes = self.input_bytes - bytes_before + call.input_bytes;
         if call.stage == AcpCallStage::Finished && !was_finished {
             self.finished.push_back(id);
         }
@@ -123,7 +159,8 @@ impl AcpToolCalls {
     fn evict_one(&mut self) {
         // Finished calls are in both lists, so `started` may name a call that is already forgotten.
         while let Some(id) = self.finished.pop_front().or_else(|| self.started.pop_front()) {
-            if self.calls.remove(&id).is_some() {
+            if let Some(call) = self.calls.remove(&id) {
+                self.input_bytes -= call.input_bytes;
                 break;
             }
         }
@@ -133,22 +170,28 @@ impl AcpToolCalls {
     }
 }
 
-/// The name of a tool if the agent gives none.
-const UNNAMED_TOOL: &str = "tool";
-
-/// The name by which policy rules know tools of this kind, for agents that give a title but no name.
-fn tool_name_for_kind(kind: ToolKind) -> Option<&'static str> {
-    match kind {
-        ToolKind::Execute => Some("Bash"),
-        ToolKind::Read => Some("Read"),
-        ToolKind::Edit => Some("Edit"),
-        ToolKind::Delete => Some("Delete"),
-        ToolKind::Move => Some("Move"),
-        ToolKind::Search => Some("Search"),
-        ToolKind::Fetch => Some("WebFetch"),
-        ToolKind::Think => Some("Think"),
-        _ => None,
+/// Gives a call of an MCP tool that comes as another tool its own name and arguments.
+fn unwrap_mcp_call(update: &mut ToolCallUpdate) {
+    let fields = &mut update.fields;
+    if let Some((name, arguments)) = mcp_call_in_input(fields.raw_input.as_ref(), update.meta.as_ref()) {
+        (fields.name, fields.raw_input, fields.kind) = (Some(name), Some(arguments), None);
     }
+}
+
+/// What an update of a call is decoded with.
+struct AcpCallContext<'a> {
+    meta: Option<&'a Meta>,
+    /// The arguments for which permission is requested.
+    asked_input: Option<&'a Value>,
+    /// How many bytes of arguments may be remembered.
+    room: usize,
+    terminals: AcpTerminalLookup<'a>,
+}
+
+/// The tool whose arguments can be derived from what is shown of a call: one that is known by its kind, or of an MCP
+/// server.
+fn known_tool<'a>(kind: Option<&'a str>, name: &'a str) -> Option<&'a str> {
+    kind.or_else(|| name.starts_with("mcp__").then_some(name))
 }
 
 impl AcpToolCall {
@@ -156,46 +199,62 @@ impl AcpToolCall {
         &mut self,
         id: &ToolCallId,
         fields: ToolCallUpdateFields,
-        terminals: AcpTerminalLookup<'_>,
+        context: &AcpCallContext<'_>,
     ) -> Vec<TurnUpdate> {
         if self.stage == AcpCallStage::Finished {
             return Vec::new();
         }
-        let ToolCallUpdateFields { kind, status, title, name, content, raw_input, raw_output, .. } = fields;
+        let ToolCallUpdateFields {
+            kind, status, title, name, content, locations, raw_input, raw_output, ..
+        } = fields;
         self.kind = kind.filter(|kind| tool_name_for_kind(*kind).is_some()).or(self.kind);
-        let named_by_kind = self.kind.and_then(tool_name_for_kind).map(str::to_owned);
-        if let Some(name) = name.or_else(|| named_by_kind.or(title).filter(|_| self.name.is_empty())) {
-            self.name = name;
-        }
-        let mut input = raw_input.filter(|input| !is_empty(input));
-        let output: String =
-            content.unwrap_or_default().into_iter().map(|block| content_text(block, terminals)).collect();
+        self.learn_name(name, title.as_deref(), context.meta);
+        let input = raw_input.filter(|input| !is_empty(input));
+        let display = AcpCallDisplay {
+            title: title.as_deref(),
+            content: content.as_deref(),
+            locations: locations.as_deref(),
+        };
         let goes_on = status.is_some_and(|status| status != ToolCallStatus::Pending);
+        let has_output = content.as_ref().is_some_and(|content| !content.is_empty());
 
         let call_id = id.to_string();
         let mut updates = Vec::new();
-        // Some agents announce a call first and give its arguments later. Then it starts when they are known.
-        if self.stage == AcpCallStage::Announced && (input.is_some() || goes_on || !output.is_empty()) {
+        // Some agents announce a call first and give its arguments later. Then it starts when they are known, or when
+        // permission is requested for it.
+        let is_asked = context.asked_input.is_some();
+        let is_ready = is_asked || input.as_ref().is_some_and(|input| self.is_complete(input));
+        if self.stage == AcpCallStage::Announced && (is_ready || goes_on || has_output) {
             self.stage = AcpCallStage::Started;
             if self.name.is_empty() {
                 self.name = UNNAMED_TOOL.to_owned();
             }
-            let input = input.clone().unwrap_or_else(empty_input);
+            let input = input
+                .clone()
+                .or_else(|| context.asked_input.cloned())
+                .or_else(|| self.input.clone())
+                .or_else(|| display.derive_input(self.known_tool()?))
+                .unwrap_or_else(empty_input);
             updates.push(TurnUpdate::ToolStarted {
                 call_id: call_id.clone(),
                 name: self.name.clone(),
                 input,
             });
         }
-        if let Some(input) = input.take() {
-            self.input = Some(capped_input(input));
+        if let Some(input) = input {
+            self.remember_input(&call_id, input, context.room);
         }
+        let output: String = content
+            .unwrap_or_default()
+            .into_iter()
+            .map(|block| content_text(block, context.terminals))
+            .collect();
         if let Some(text) = self.output.take_new(output) {
             updates.push(TurnUpdate::ToolOutput { call_id: call_id.clone(), text });
         }
         if let Some(status @ (ToolCallStatus::Completed | ToolCallStatus::Failed)) = status {
             self.stage = AcpCallStage::Finished;
-            self.input = None;
+            (self.input, self.input_bytes) = (None, 0);
             let shown = std::mem::take(&mut self.output).into_output();
             updates.push(TurnUpdate::ToolFinished {
                 call_id,
@@ -205,6 +264,49 @@ impl AcpToolCall {
             });
         }
         updates
+    }
+
+    /// The tool's name: the common one of an MCP tool, or the agent's, or that of its kind, or the title.
+    fn learn_name(&mut self, name: Option<String>, title: Option<&str>, meta: Option<&Meta>) {
+        let first_title = title.filter(|_| self.name.is_empty());
+        // Later titles are not looked at once the call has started: then it has been reported under its name.
+        let mcp_title = title.filter(|_| self.stage == AcpCallStage::Announced && self.kind.is_none());
+        let by_kind = || self.kind.and_then(tool_name_for_kind).filter(|_| self.name.is_empty());
+        if let Some(name) = mcp_name(name.as_deref(), mcp_title, meta)
+            .or(name)
+            .or_else(|| by_kind().or(first_title).map(str::to_owned))
+        {
+            self.name = name;
+        }
+    }
+
+    fn known_tool(&self) -> Option<&str> {
+        known_tool(self.kind.and_then(tool_name_for_kind), &self.name)
+    }
+
+    /// Whether the arguments say what the call is about. Of some tools, agents report the directory first and the
+    /// command later.
+    fn is_complete(&self, input: &Value) -> bool {
+        let has_main_argument = matches!(
+            self.kind,
+            Some(ToolKind::Execute | ToolKind::Read | ToolKind::Edit | ToolKind::Delete | ToolKind::Fetch)
+        );
+        !has_main_argument || main_argument(&self.name, input).is_some()
+    }
+
+    /// Keeps the arguments for a later permission request. They are kept whole or not at all, since a cut could split
+    /// a secret.
+    fn remember_input(&mut self, call_id: &str, input: Value, room: usize) {
+        let size = input.to_string().len();
+        (self.input, self.input_bytes) = if size <= room {
+            (Some(input), size)
+        } else {
+            let note = format!(
+                "[{size} bytes, which are not repeated here; they are the input of the event tool.started with call_id \
+                 {call_id}]"
+            );
+            (Some(note.into()), 0)
+        };
     }
 }
 
@@ -247,49 +349,6 @@ fn text_hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Arguments as they are remembered: whole or not at all, since a cut could split a secret.
-fn capped_input(input: Value) -> Value {
-    let size = input.to_string().len();
-    if size <= INLINE_MAX { input } else { format!("[{size} bytes, sent above]").into() }
-}
-
-/// The arguments of a call whose agent gave none.
-fn empty_input() -> Value {
-    Value::Object(Map::new())
-}
-
-fn is_empty(input: &Value) -> bool {
-    input.is_null() || input.as_object().is_some_and(serde_json::Map::is_empty)
-}
-
-/// Derives a tool's arguments from what the agent shows to people, for agents that give no raw input. A change of files
-/// is included as a whole: a person must see what an edit does before allowing it.
-fn input_from_display(
-    tool: Option<&str>,
-    title: Option<&str>,
-    content: Option<&[ToolCallContent]>,
-    locations: Option<&[ToolCallLocation]>,
-) -> Option<Value> {
-    let changes = content.unwrap_or_default().iter().filter_map(|content| match content {
-        ToolCallContent::Diff(diff) => {
-            Some(json!({ "path": diff.path, "old_text": diff.old_text, "new_text": diff.new_text }))
-        }
-        _ => None,
-    });
-    let mut changes: Vec<Value> = changes.collect();
-    let location = || locations?.first().map(|location| location.path.clone());
-    match (tool?, title, changes.len()) {
-        ("Bash", Some(title), _) => Some(json!({ "command": title })),
-        ("WebFetch", Some(title), _) => Some(json!({ "url": title })),
-        (_, _, 0) => location().map(|path| json!({ "path": path })),
-        (_, _, 1) => changes.pop(),
-        _ => {
-            let paths: Vec<&Value> = changes.iter().map(|change| &change["path"]).collect();
-            Some(json!({ "path": paths, "changes": changes }))
-        }
-    }
-}
-
 fn content_text(content: ToolCallContent, terminals: AcpTerminalLookup<'_>) -> String {
     match content {
         ToolCallContent::Content(content) => content_block_text(content.content),
@@ -306,7 +365,7 @@ fn content_text(content: ToolCallContent, terminals: AcpTerminalLookup<'_>) -> S
 #[cfg(test)]
 mod tests {
     use agent_client_protocol::v1::schema::{
-        Content, ContentBlock, Diff, SessionUpdate, Terminal, TextContent, ToolCall,
+        Content, ContentBlock, Diff, SessionUpdate, Terminal, TextContent, ToolCall, ToolCallLocation,
     };
     use serde_json::json;
 
@@ -452,17 +511,114 @@ mod tests {
     #[test]
     fn a_tool_without_a_name_is_called_by_its_kind_and_only_then_by_its_title() {
         let mut calls = AcpTestCalls::default();
-        let call =
-            |id: &'static str, kind| ToolCall::new(id, "Run `ls`").kind(kind).raw_input(json!({"a": 1}));
+        let input = json!({"command": "ls"});
+        let call = |id: &'static str, kind| ToolCall::new(id, "Run `ls`").kind(kind).raw_input(input.clone());
         let updates = calls.decode(SessionUpdate::ToolCall(call("c", ToolKind::Execute)));
-        assert_eq!(updates, [tool_started("c", "Bash", json!({"a": 1}))]);
+        assert_eq!(updates, [tool_started("c", "Bash", input.clone())]);
         let updates = calls.decode(SessionUpdate::ToolCall(call("d", ToolKind::Other)));
-        assert_eq!(updates, [tool_started("d", "Run `ls`", json!({"a": 1}))]);
+        assert_eq!(updates, [tool_started("d", "Run `ls`", input.clone())]);
         let permission = calls.record_permission_request(ToolCallUpdate::new(
             "c",
             ToolCallUpdateFields::new().title("Run `ls`"),
         ));
         assert_eq!((permission.tool.as_str(), permission.title.as_deref()), ("Bash", Some("Run `ls`")));
+    }
+
+    #[test]
+    fn a_call_starts_with_its_command_whenever_the_agent_gives_it() {
+        // OpenCode announces a command with its directory alone.
+        let mut calls = AcpTestCalls::default();
+        let announced = ToolCall::new("c", "bash").kind(ToolKind::Execute).raw_input(json!({"cwd": "/w"}));
+        assert_eq!(calls.decode(SessionUpdate::ToolCall(announced)), []);
+        let input = json!({"command": "ls", "cwd": "/w"});
+        let fields = ToolCallUpdateFields::new().status(ToolCallStatus::InProgress).raw_input(input.clone());
+        assert_eq!(calls.decode(update(fields)), [tool_started("c", "Bash", input)]);
+
+        // Gemini shows it as the title of its permission request, whose content is no output.
+        calls.begin_turn();
+        let fields = ToolCallUpdateFields::new()
+            .kind(ToolKind::Execute)
+            .title("ls -l")
+            .status(ToolCallStatus::Pending)
+            .content(content("[current working directory /w]"));
+        let permission = calls.record_permission_request(ToolCallUpdate::new("c", fields));
+        let input = json!({"command": "ls -l"});
+        assert_eq!(permission.input, input);
+        assert_eq!(permission.updates, [tool_started("c", "Bash", input)]);
+
+        // A call that needs no permission shows it as well.
+        calls.begin_turn();
+        let read = ToolCall::new("c", "a.rs").kind(ToolKind::Read).status(ToolCallStatus::InProgress);
+        let read = read.locations(vec![ToolCallLocation::new("/w/a.rs")]);
+        assert_eq!(
+            calls.decode(SessionUpdate::ToolCall(read)),
+            [tool_started("c", "Read", json!({"path": "/w/a.rs"}))]
+        );
+    }
+
+    #[test]
+    fn an_mcp_tool_has_one_name_and_its_arguments_whichever_way_the_agent_shows_them() {
+        let (name, input) = ("mcp__quarterdeck__spawn_agent", json!({"agent": "echo"}));
+        let fields = || ToolCallUpdateFields::new().kind(ToolKind::Other);
+        let mut calls = AcpTestCalls::default();
+        // Gemini shows the arguments as JSON.
+        let gemini =
+            fields().title("spawn_agent (quarterdeck MCP Server)").content(content(r#"{"agent":"echo"}"#));
+        let gemini = calls.record_permission_request(ToolCallUpdate::new("c", gemini));
+        assert_eq!((gemini.tool.as_str(), &gemini.input), (name, &input));
+        assert_eq!(gemini.updates, [tool_started("c", name, input.clone())]);
+
+        // Copilot names the server only when it announces the call.
+        calls.begin_turn();
+        let announced = ToolCall::new("c", "quarterdeck-spawn_agent").kind(ToolKind::Other);
+        let updates = calls.decode(SessionUpdate::ToolCall(announced.raw_input(input.clone())));
+        assert_eq!(updates, [tool_started("c", name, input.clone())]);
+        let copilot = fields().title("spawn_agent").raw_input(input.clone());
+        assert_eq!(calls.record_permission_request(ToolCallUpdate::new("c", copilot)).tool, name);
+
+        // Qwen announces another tool, which calls this one.
+        calls.begin_turn();
+        calls.decode(SessionUpdate::ToolCall(ToolCall::new("c", "ToolCall").kind(ToolKind::Other)));
+        let qwen = ToolCallUpdate::new("c", fields().title("{}").raw_input(input.clone()))
+            .meta(json!({"toolName": name}).as_object().cloned());
+        let qwen = calls.record_permission_request(qwen);
+        assert_eq!(qwen.tool, name);
+        assert_eq!(qwen.updates, [tool_started("c", name, input)]);
+    }
+
+    #[test]
+    fn a_command_that_looks_like_an_mcp_tool_is_a_command() {
+        let mut calls = AcpTestCalls::default();
+        let fields = ToolCallUpdateFields::new().kind(ToolKind::Execute).title("quarterdeck-list");
+        let permission = calls.record_permission_request(ToolCallUpdate::new("c", fields));
+        assert_eq!(
+            (permission.tool.as_str(), permission.input),
+            ("Bash", json!({"command": "quarterdeck-list"}))
+        );
+    }
+
+    #[test]
+    fn a_permission_request_shows_long_arguments_whole_or_says_where_they_are() {
+        let mut calls = AcpTestCalls::default();
+        let request = || ToolCallUpdate::new("c", ToolCallUpdateFields::new());
+        let start = |bytes: usize| {
+            let input = json!({"command": "x".repeat(bytes)});
+            (
+                SessionUpdate::ToolCall(
+                    ToolCall::new("c", "Run").kind(ToolKind::Execute).raw_input(input.clone()),
+                ),
+                input,
+            )
+        };
+        let (call, input) = start(2 * INLINE_MAX);
+        calls.decode(call);
+        assert_eq!(calls.record_permission_request(request()).input, input);
+        calls.begin_turn();
+        let (call, _) = start(INPUTS_MAX);
+        calls.decode(call);
+        let note = calls.record_permission_request(request()).input;
+        assert!(note.as_str().unwrap().contains("tool.started with call_id c]"), "{note}");
+        assert!(calls.0.input_bytes <= INPUTS_MAX);
     }
 
     #[test]

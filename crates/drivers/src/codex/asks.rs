@@ -10,12 +10,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::connection::{CodexParams, CodexRpcError};
-use super::items::{BASH, CodexToolUse, EDIT, mcp_tool_name, unwrap_shell};
+use super::items::{BASH, CodexToolUse, EDIT, unwrap_shell};
 use super::tool_calls::CodexToolCalls;
 use crate::asks::{
     FormError, FormField, FormOutcome, QUESTIONS_MAX, ask_form, form_fields, listable_options,
     once_not_offered_notice, permission_request, question_request,
 };
+use crate::tool_server::mcp_tool_name;
 use crate::turn::DriverTurn;
 
 /// An ask that the server waits for.

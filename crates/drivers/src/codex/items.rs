@@ -7,6 +7,8 @@ use qd_catalog::split_plain_words;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::tool_server::mcp_tool_name;
+
 /// An item: its kind, and the fields of all kinds together, of which each has some.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -166,11 +168,6 @@ impl CodexFileChange {
 pub(super) const BASH: &str = "Bash";
 /// The name by which policy rules know changes of files.
 pub(super) const EDIT: &str = "Edit";
-
-/// The name by which policy rules know a tool of an MCP server.
-pub(super) fn mcp_tool_name(server: &str, tool: &str) -> String {
-    format!("mcp__{server}__{tool}")
-}
 
 /// Unwraps a command from its shell. Codex runs every command through a shell and shows the whole line, such as
 /// `/bin/bash -lc 'git status'`, but policy rules are written for the inner command.

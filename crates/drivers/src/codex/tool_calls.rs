@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
-use super::items::{CodexToolUse, mcp_tool_name};
+use super::items::CodexToolUse;
+use crate::tool_server::mcp_tool_name;
 
 /// The most calls remembered; beyond that, the oldest is forgotten.
 const CALLS_MAX: usize = 1024;

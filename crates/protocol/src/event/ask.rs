@@ -107,7 +107,8 @@ pub struct Ask {
     pub prompt: String,
     /// Allowed answers to a question. Empty if any answer is allowed.
     pub options: Vec<String>,
-    /// True if the agent asked by calling the tool `ask_human`. The answer is the result of that call.
+    /// True if a call of one of Quarterdeck's own tools waits for the answer: `ask_human`, whose result it is, or a
+    /// call that an agent makes without asking.
     #[serde(rename = "by_call", default, skip_serializing_if = "std::ops::Not::not")]
     pub asked_by_tool: bool,
     pub opened_at: Millis,

@@ -12,6 +12,7 @@
 //! | `TOOL:write:PATH` | uses the shell to write `hi` to a file |
 //! | `TOOL:two:PATH` | uses the shell to append to a file, in two calls one after another |
 //! | `TOOL:sleep:SECONDS` | uses the shell to sleep in a process named [`sleeper_name`] |
+//! | `TOOL:create:PATH` | calls the agent's tool for writing files, which writes `hi` to a file |
 //! | `TOOL:read:PATH` | calls the agent's tool for reading files |
 //! | `TOOL:ask` | calls the agent's tool for asking the user: `Which colour?`, `Red` or `Blue` |
 //! | `TOOL:mcp:NAME JSON` | calls a tool of an MCP server that the agent was given, with these arguments |

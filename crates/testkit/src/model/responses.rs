@@ -8,6 +8,8 @@ use super::{INPUT_TOKENS, tools::ModelToolCall};
 
 /// The tool that searches for tools that are not offered at once.
 pub(super) const TOOL_SEARCH: &str = "tool_search";
+/// The most searches in a conversation, so that the search for a tool that does not exist ends.
+const SEARCHES_MAX: usize = 4;
 
 /// Joins the name of a namespace and the name of a tool in it. Neither contains this character.
 const NAMESPACE_SEPARATOR: char = '/';
@@ -42,7 +44,7 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
             request.add_tool(&json!(name), &tool["parameters"]);
         }
     }
-    if found.is_empty() && items(&body["tools"]).iter().any(|tool| tool["type"] == TOOL_SEARCH) {
+    if found.len() < SEARCHES_MAX && items(&body["tools"]).iter().any(|tool| tool["type"] == TOOL_SEARCH) {
         request.add_tool(&json!(TOOL_SEARCH), &json!({}));
     }
     let format = &body["text"]["format"];

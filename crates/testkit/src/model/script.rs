@@ -114,7 +114,7 @@ fn plan_tool_call(request: &ModelRequest, text: &str, results: usize) -> Option<
             let command = format!("(exec -a {} sleep {first_word}) && echo slept", sleeper_name(first_word));
             shell(&command, ShellRights::Escalated)
         }
-        "create" => tools::create_call(&request.tools, first_word),
+        "create" => tools::write_call(&request.tools, first_word),
         "read" => tools::read_call(&request.tools, first_word),
         "ask" => tools::question_call(&request.tools),
         "mcp" => tools::mcp_call(&request.tools, argument.trim()),

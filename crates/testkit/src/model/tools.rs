@@ -12,6 +12,9 @@ pub(super) struct ModelToolCall {
     pub(super) args: Value,
 }
 
+/// The name of Quarterdeck's own MCP server.
+const OUR_SERVER: &str = "quarterdeck";
+
 /// The names of tools that run a line of shell, the likeliest first.
 const SHELL_TOOLS: [&str; 8] = [
     "Bash",
@@ -68,23 +71,22 @@ pub(super) fn read_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall
     Some(tool.call_with(Map::from_iter([(path_key(tool).to_owned(), json!(path))])))
 }
 
-/// Writes the new file `path`, by a patch or by the shell if there is no tool for it.
-pub(super) fn create_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall> {
-    if let Some(tool) = find_tool(tools, &WRITE_TOOLS) {
-        let path_key = path_key(tool);
-        let content_keys = ["content", "file_text"];
-        let has_key = |key: &&&str| tool.schema["properties"].get(**key).is_some();
-        let content_key = *content_keys.iter().find(has_key).unwrap_or(&"content");
-        let args = [(path_key.to_owned(), json!(path)), (content_key.to_owned(), json!("hi\n"))];
-        return Some(tool.call_with(Map::from_iter(args)));
-    }
-    shell_call(tools, &format!("echo hi > {path}"), ShellRights::Plain)
-}
-
 /// The argument of a tool that names a file.
 fn path_key(tool: &ModelTool) -> &'static str {
     let keys = ["file_path", "filePath", "absolute_path", "path"];
     keys.into_iter().find(|key| tool.schema["properties"].get(*key).is_some()).unwrap_or("path")
+}
+
+/// Writes `hi` to a file, by the shell if there is no tool for it.
+pub(super) fn write_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall> {
+    let Some(tool) = find_tool(tools, &WRITE_TOOLS) else {
+        return shell_call(tools, &format!("echo hi > {path}"), ShellRights::Escalated);
+    };
+    let names = ["content", "file_text", "text"];
+    let text_key = names.into_iter().find(|name| tool.schema["properties"].get(*name).is_some());
+    let text_key = text_key.unwrap_or(names[0]);
+    let args = [(path_key(tool).to_owned(), json!(path)), (text_key.to_owned(), json!("hi\n"))];
+    Some(tool.call_with(Map::from_iter(args)))
 }
 
 /// Asks the user `Which colour?`, with `Red` and `Blue` to choose from.
@@ -109,16 +111,21 @@ pub(super) fn question_call(tools: &[ModelTool]) -> Option<ModelToolCall> {
 /// Calls a tool of an MCP server that the agent was given. `line` is the tool's own name, then its arguments as JSON.
 pub(super) fn mcp_call(tools: &[ModelTool], line: &str) -> Option<ModelToolCall> {
     let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
+    let args: Value = serde_json::from_str(args).ok()?;
     let matches_name = |tool: &&ModelTool| {
-        tool.name.starts_with("mcp")
-            && tool.name.strip_suffix(name).is_some_and(|server| server.ends_with(['_', '/']))
+        let server = tool.name.strip_suffix(name).filter(|server| server.ends_with(['_', '/', '-']));
+        server.is_some_and(|server| server.starts_with("mcp") || server.starts_with(OUR_SERVER))
     };
-    let Some(tool) = tools.iter().find(matches_name) else {
-        // Some agents offer such tools only after a search for them.
-        let search = find_tool(tools, &[TOOL_SEARCH])?;
-        return Some(ModelToolCall { name: search.name.clone(), args: json!({ "query": name }) });
-    };
-    Some(ModelToolCall { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
+    if let Some(tool) = tools.iter().find(matches_name) {
+        return Some(ModelToolCall { name: tool.name.clone(), args });
+    }
+    // Some agents offer such tools only through another tool, or only after a search for them.
+    if let Some(proxy) = find_tool(tools, &["tool_call"]) {
+        let args = json!({ "name": format!("mcp__{OUR_SERVER}__{name}"), "arguments": args });
+        return Some(ModelToolCall { name: proxy.name.clone(), args });
+    }
+    let search = find_tool(tools, &[TOOL_SEARCH])?;
+    Some(ModelToolCall { name: search.name.clone(), args: json!({ "query": name }) })
 }
 
 fn find_tool<'a>(tools: &'a [ModelTool], names: &[&str]) -> Option<&'a ModelTool> {

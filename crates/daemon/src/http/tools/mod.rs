@@ -2,6 +2,7 @@
 //! thing and is short. `qd-mcp` turns tool calls into requests and describes the tools to models.
 //!
 //! - `caller`: the caller, and which sessions it can reach.
+//! - `permission`: whether the session's policy allows a call.
 //! - `spawn`: new sessions. `message`: messages and cancels. `inspect`: states and results. `ask`: questions to
 //!   people.
 
@@ -9,6 +10,7 @@ mod ask;
 mod caller;
 mod inspect;
 mod message;
+mod permission;
 mod spawn;
 
 use std::sync::Arc;
@@ -49,7 +51,8 @@ struct ToolPath {
     responses(
         (status = 200, description = "The tool's result", body = Object),
         (status = 409, description = "`agent_unavailable`, `session_closed`, `not_running`, `steer_unsupported`, \
-            `withdrawn` or `idempotency_conflict`", body = ErrorBody),
+            `withdrawn`, `permission_pending` (with the `ask_id` in the details; repeat the request with the same \
+            `Idempotency-Key`) or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`too_many_sessions`, `queue_full` or `overloaded`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
     )
@@ -85,6 +88,7 @@ pub(super) async fn perform_tool(
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
     let caller = ToolCaller::from_bearer(daemon, holder).await?;
+    permission::require_permission(daemon, &caller, tool, &arguments, key.as_ref()).await?;
     // Two sessions may choose the same key, and neither may get the other's response.
     let key = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyKey {
         key: format!("{key} {}", caller.name()),

@@ -4,7 +4,7 @@
 use qd_catalog::Catalog;
 use qd_protocol::event::{AskKind, TokenUsage};
 use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::open_conversation;
 use crate::harness::{DriverHarness, FinishedTurn, assert_ended_well, run_id};
@@ -230,16 +230,15 @@ async fn permission_is_given_once_wherever_that_option_is_listed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_start_has_the_command_unless_the_agent_omits_it() {
-    for agent in ["claude-acp", "codex-acp", "copilot", "qwen"] {
+async fn a_tool_start_has_the_command_wherever_the_agent_gives_it() {
+    // Gemini gives the command only as the title of its permission request, and OpenCode announces the directory alone.
+    for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "opencode", "qwen"] {
         let ended = play_scene(agent, "allowed").await.only_run();
         assert_eq!(started_tools(&ended)[0].1["command"], "echo hi > made.txt", "{agent}");
     }
-    // Gemini gives the command only in its permission request, and OpenCode starts with the directory alone.
     let gemini = play_scene("gemini", "allowed").await.only_run();
-    assert_eq!(started_tools(&gemini), [("Bash".to_owned(), json!({}))]);
-    let opencode = play_scene("opencode", "allowed").await.only_run();
-    assert_eq!(started_tools(&opencode), [("Bash".to_owned(), json!({"cwd": "/w"}))]);
+    let outputs = gemini.turn_updates().into_iter().filter(|up| matches!(up, TurnUpdate::ToolOutput { .. }));
+    assert_eq!(outputs.count(), 0, "what its permission request shows is no output");
 }
 
 #[tokio::test(start_paused = true)]
