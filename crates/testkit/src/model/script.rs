@@ -75,7 +75,11 @@ impl ModelScript {
         }
         // An agent that asks for the rest of a truncated answer gets an answer that is truncated again.
         let is_own_request = text.starts_with(CONTINUE_REQUEST);
-        let marked = if is_own_request { earlier.iter().rfind(|it| !it.starts_with(CONTINUE_REQUEST)) } else { Some(text) };
+        let marked = if is_own_request {
+            earlier.iter().rfind(|it| !it.starts_with(CONTINUE_REQUEST))
+        } else {
+            Some(text)
+        };
         if let Some(plan) = marked.and_then(|text| plan_strange_answer(text)) {
             return plan;
         }

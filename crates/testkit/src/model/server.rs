@@ -243,8 +243,7 @@ async fn run_plan(
             tokio::time::sleep(pause).await;
             entry.tokens += 1;
         }
-        let response =
-            json_response(200, &encoder.encode_whole(&reply, &tokens.concat(), entry.tokens));
+        let response = json_response(200, &encoder.encode_whole(&reply, &tokens.concat(), entry.tokens));
         entry.finish();
         return response;
     }
