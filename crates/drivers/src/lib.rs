@@ -42,6 +42,7 @@ mod pty;
 mod recording;
 pub mod redact;
 pub mod root_certificates;
+pub mod silence;
 mod stdio_agent;
 pub mod terminal_window;
 mod tool_server;

@@ -2,7 +2,9 @@
 //! for one agent than for another depends on a field here.
 
 use agent_client_protocol::v1::schema::Meta;
-use qd_protocol::manifest::{FailureMarker, Manifest, QuestionMethod, RefusalRule, SteerMethod, TokenScope};
+use qd_protocol::manifest::{
+    FailureMarker, Manifest, QuestionMethod, RefusalRule, SlashCommandRules, SteerMethod, TokenScope,
+};
 use qd_protocol::worker::AgentSpec;
 use regex::Regex;
 use serde_json::Value;
@@ -30,6 +32,7 @@ pub(super) struct AcpProfile {
     pub(super) error_patterns: Vec<Regex>,
     pub(super) notice_patterns: Vec<Regex>,
     pub(super) failed_when: Option<FailureMarker>,
+    pub(super) slash_commands: SlashCommandRules,
 }
 
 impl AcpProfile {
@@ -48,6 +51,7 @@ impl AcpProfile {
             error_patterns: patterns(&manifest.parse.error_lines),
             notice_patterns: patterns(&manifest.parse.notice_lines),
             failed_when: manifest.turn.failed_when.clone(),
+            slash_commands: manifest.turn.slash_commands.clone(),
         }
     }
 
