@@ -9,6 +9,7 @@ mod cancels;
 mod continuity;
 mod conversations;
 mod cost;
+mod failures;
 mod fleet;
 mod subsessions;
 
@@ -47,6 +48,11 @@ macro_rules! agents {
             #[tokio::test]
             async fn it_is_steered_and_outlives_the_daemon_and_its_worker() {
                 super::continuity::scene(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn its_silence_is_shown_and_ended() {
+                super::failures::silence(RealAgent::$cli).await;
             }
 
             #[tokio::test]
@@ -99,6 +105,26 @@ async fn codex_starts_and_awaits_another_by_its_tools() {
 #[tokio::test]
 async fn an_agent_by_acp_starts_and_awaits_another_by_its_tools() {
     subsessions::scene(RealAgent::ClaudeAcp).await;
+}
+
+#[tokio::test]
+async fn copilot_reports_failed_calls_as_errors() {
+    failures::errors_as_text().await;
+}
+
+#[tokio::test]
+async fn claude_acp_bills_a_conversation_once() {
+    failures::cost_after_restart(RealAgent::ClaudeAcp).await;
+}
+
+#[tokio::test]
+async fn opencode_bills_a_conversation_once() {
+    failures::cost_after_restart(RealAgent::Opencode).await;
+}
+
+#[tokio::test]
+async fn opencode_takes_a_prompt_with_a_slash_and_repeats_no_usage() {
+    failures::opencode_prompts().await;
 }
 
 #[tokio::test]
