@@ -64,6 +64,7 @@ mod stopped_daemon;
 mod storm;
 mod terminals;
 mod text_merging;
+mod turn_ends;
 mod wall_clock;
 mod worker_command;
 mod workers_agent_rights;

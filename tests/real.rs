@@ -9,6 +9,7 @@ mod cancels;
 mod continuity;
 mod conversations;
 mod cost;
+mod failures;
 mod fleet;
 mod own_settings;
 mod subsessions;
@@ -55,6 +56,11 @@ macro_rules! agents {
             #[tokio::test]
             async fn its_own_settings_do_not_outvote_the_policy() {
                 super::own_settings::scene(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn its_silence_is_shown_and_ended() {
+                super::failures::silence(RealAgent::$cli).await;
             }
 
             #[tokio::test]
@@ -107,6 +113,26 @@ async fn codex_starts_and_awaits_another_by_its_tools() {
 #[tokio::test]
 async fn an_agent_by_acp_starts_and_awaits_another_by_its_tools() {
     subsessions::scene(RealAgent::ClaudeAcp).await;
+}
+
+#[tokio::test]
+async fn copilot_reports_failed_calls_as_errors() {
+    failures::errors_as_text().await;
+}
+
+#[tokio::test]
+async fn claude_acp_bills_a_conversation_once() {
+    failures::cost_after_restart(RealAgent::ClaudeAcp).await;
+}
+
+#[tokio::test]
+async fn opencode_bills_a_conversation_once() {
+    failures::cost_after_restart(RealAgent::Opencode).await;
+}
+
+#[tokio::test]
+async fn opencode_takes_a_prompt_with_a_slash_and_repeats_no_usage() {
+    failures::opencode_prompts().await;
 }
 
 #[tokio::test]

@@ -164,6 +164,7 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
         ("parse.ask_options", &parse.ask_options),
         ("parse.error_lines", &parse.error_lines),
         ("parse.notice_lines", &parse.notice_lines),
+        ("parse.sign_in_lines", &parse.sign_in_lines),
     ];
     let ready = manifest.startup.ready_when.as_ref().map(|ready| &ready.pattern);
     let single = [

@@ -50,6 +50,28 @@ fn h2_a_prompt_sent_on_sight_of_the_terminal_is_not_queued_behind_the_dying_run(
 }
 
 #[test]
+fn a_run_ends_as_cancelled_only_if_somebody_cancelled_it() {
+    for (stop, reason) in [
+        (TurnStopReason::EndTurn, FinishReason::EndTurn),
+        (TurnStopReason::Cancelled, FinishReason::Error),
+        (TurnStopReason::Error, FinishReason::Error),
+        (TurnStopReason::MaxTokens, FinishReason::MaxTokens),
+        (TurnStopReason::MaxTurns, FinishReason::MaxTurns),
+        (TurnStopReason::Refused, FinishReason::Refused),
+        (TurnStopReason::Timeout, FinishReason::Timeout),
+        (TurnStopReason::BudgetExceeded, FinishReason::BudgetExceeded),
+    ] {
+        let mut harness = SessionHarness::new();
+        harness.prompt("a");
+        assert_eq!(finishes(&harness.end("a", stop)), [("a".to_owned(), reason)], "{stop:?}");
+        harness.prompt("b");
+        harness.cancel();
+        let cancelled = harness.end("b", stop);
+        assert_eq!(finishes(&cancelled), [("b".to_owned(), FinishReason::Cancelled)], "{stop:?}");
+    }
+}
+
+#[test]
 fn h3_a_second_client_or_a_rebuild_replaces_neither_the_run_nor_its_queue() {
     let mut harness = SessionHarness::new();
     harness.prompt("a");

@@ -14,7 +14,7 @@ use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
 
 fn report(harness: &mut SessionHarness, run: &str, usage: TokenUsage) -> SessionStep {
     let run = RunId::parse(run).unwrap();
-    harness.receive(AgentUpdate::Turn { run, update: TurnUpdate::Usage { usage } })
+    harness.receive(AgentUpdate::Turn { run, update: TurnUpdate::usage(usage) })
 }
 
 fn notice(step: &SessionStep) -> Option<&str> {
@@ -53,6 +53,27 @@ fn a_report_that_nobody_can_mean_is_refused_and_the_notice_says_what_and_of_whic
     let late = report(&mut harness, "the-run", usage(u64::MAX, 0, 0.0));
     assert_eq!(kinds(&late), ["notice.shown"]);
     assert!(late.events[0].run.is_none(), "its run has ended");
+}
+
+#[test]
+fn the_last_total_of_a_conversation_is_remembered_until_another_begins() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    let mut total = |harness: &mut SessionHarness, total: Option<f64>| {
+        let update = TurnUpdate::Usage { usage: usage(1, 0, 0.1), conversation_cost_usd: total };
+        let run = RunId::parse("a").unwrap();
+        harness.receive(AgentUpdate::Turn { run, update });
+        harness.state.conversation_cost_usd
+    };
+    assert_eq!(total(&mut harness, None), None);
+    assert_eq!(total(&mut harness, Some(0.25)), Some(0.25));
+    assert_eq!(total(&mut harness, Some(f64::NAN)), Some(0.25), "nobody can mean that");
+    assert_eq!(total(&mut harness, None), Some(0.25));
+    for (id, expected) in [("one", Some(0.25)), ("one", Some(0.25)), ("another", Some(0.0))] {
+        let ready = AgentUpdate::Ready { agent_session_id: Some(id.to_owned()), steers: false };
+        harness.receive(ready);
+        assert_eq!(harness.state.conversation_cost_usd, expected, "{id}");
+    }
 }
 
 fn any_usage() -> impl Strategy<Value = TokenUsage> {

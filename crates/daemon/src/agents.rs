@@ -14,6 +14,7 @@ use qd_catalog::{Catalog, CatalogProblem};
 use qd_home::DaemonHome;
 use qd_protocol::api::{Agent, TrustedProject};
 use qd_protocol::manifest::{Manifest, TokenPrice, UnaskedMcpTools};
+use qd_protocol::worker::SilenceRules;
 
 /// The agents of this machine.
 #[derive(Debug)]
@@ -27,10 +28,15 @@ pub(crate) struct LocalAgents {
     policy_folder: PathBuf,
     versions: Arc<ProgramVersions>,
     prices: BTreeMap<String, TokenPrice>,
+    silence: SilenceRules,
 }
 
 impl LocalAgents {
-    pub(crate) fn new(home: &DaemonHome, prices: BTreeMap<String, TokenPrice>) -> Self {
+    pub(crate) fn new(
+        home: &DaemonHome,
+        prices: BTreeMap<String, TokenPrice>,
+        silence: SilenceRules,
+    ) -> Self {
         Self {
             folders: home.agent_folders(),
             trust_file: home.trust_file(),
@@ -38,6 +44,7 @@ impl LocalAgents {
             policy_folder: home.policy_files(),
             versions: Arc::default(),
             prices,
+            silence,
         }
     }
 
@@ -148,6 +155,11 @@ impl LocalAgents {
     pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
         let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(usual) };
         manifest.can_stop_when_idle().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
+    }
+
+    /// What follows if nothing comes from an agent in a turn.
+    pub(crate) fn silence(&self) -> SilenceRules {
+        self.silence
     }
 
     /// Token prices by model.

@@ -10,6 +10,7 @@ use qd_journal::faults::{FaultInjector, InjectedCrash};
 use qd_journal::{Journal, JournalOpenError, JournalOptions};
 use qd_protocol::ApiError;
 use qd_protocol::limits::STOP_S;
+use qd_protocol::worker::SilenceRules;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agents::LocalAgents;
@@ -173,7 +174,12 @@ async fn open_daemon(
         orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
         orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
     };
-    let agents = LocalAgents::new(&home, config.prices.value.clone());
+    let millis = |seconds: u64| (seconds > 0).then_some(seconds.saturating_mul(1000));
+    let silence = SilenceRules {
+        notice_ms: millis(config.silence_notice_s.value),
+        end_ms: millis(config.silence_timeout_s.value),
+    };
+    let agents = LocalAgents::new(&home, config.prices.value.clone(), silence);
     let workers = Workers::new(&home, exe, agents, timeouts)?;
     let daemon = Daemon::new(journal, home, workers, config, shares, halt);
     daemon.load_workspaces().await?;

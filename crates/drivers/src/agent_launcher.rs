@@ -7,6 +7,7 @@ use qd_catalog::Catalog;
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::{DriverKind, Manifest};
 use qd_protocol::worker::AgentSpec;
+use regex::Regex;
 
 use crate::a2a::A2aAgent;
 use crate::acp::start_acp_agent;
@@ -18,6 +19,9 @@ use crate::exec::ExecAgent;
 use crate::peer::PeerWorkerAgent;
 use crate::pty::PtyAgent;
 use crate::tool_server;
+
+/// The code of an error that means that the agent is not signed in.
+pub(crate) const NOT_SIGNED_IN: &str = "agent_not_signed_in";
 
 /// Where an agent runs, which decides what its worker needs for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +93,41 @@ impl AgentLauncher {
         registered_driver(self.driver).location
     }
 
+    /// Whether the agent's silence in a turn means something.
+    pub fn reports_progress(&self) -> bool {
+        self.driver.reports_progress()
+    }
+
+    /// Whether a turn without any answer is an error.
+    pub fn always_answers(&self) -> bool {
+        self.manifest.as_ref().is_some_and(|manifest| manifest.turn.always_answers)
+    }
+
+    /// Whether a new process of the agent can continue its conversation.
+    pub fn can_resume(&self) -> bool {
+        self.manifest.as_ref().is_some_and(|manifest| manifest.can_resume())
+    }
+
+    /// Adds to an error of the agent what a person needs to act on it: how to sign in, and which model was asked for.
+    pub fn explain_error(&self, spec: &AgentSpec, error: RunError) -> RunError {
+        let Some(manifest) = &self.manifest else { return error };
+        let RunError { mut code, mut message, .. } = error.clone();
+        // The manifest's patterns were validated when it was read.
+        let patterns = manifest.parse.sign_in_lines.iter().filter_map(|pattern| Regex::new(pattern).ok());
+        if patterns.into_iter().any(|pattern| message.lines().any(|line| pattern.is_match(line))) {
+            NOT_SIGNED_IN.clone_into(&mut code);
+        }
+        if let Some(sign_in) = manifest.agent.sign_in.as_ref().filter(|_| code == NOT_SIGNED_IN) {
+            message = format!("{message}; {sign_in}");
+        }
+        if let Some(model) = spec.model.as_ref().filter(|model| !message.contains(model.as_str()))
+            && message.to_lowercase().contains("model")
+        {
+            message = format!("{message} (the session's model is `{model}`)");
+        }
+        RunError { code, message, ..error }
+    }
+
     /// The names of processes that the keeper must spare; `None` if the agent needs no keeper.
     pub fn helper_names(&self, spec: &AgentSpec) -> Option<Vec<String>> {
         if self.location() != AgentLocation::BelowKeeper {
@@ -121,6 +160,30 @@ mod tests {
         for kind in [Echo, Acp, Claude, Codex, Pty, Exec, A2a, Worker] {
             let below_keeper = registered_driver(kind).location == AgentLocation::BelowKeeper;
             assert_eq!(below_keeper, kind.has_program(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn an_error_says_how_to_sign_in_and_which_model_was_asked_for() {
+        let explain = |agent: &str, model: Option<&str>, code: &str, message: &str| {
+            let mut spec =
+                AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), agent, "/");
+            spec.model = model.map(str::to_owned);
+            let launcher = AgentLauncher::from_spec(&spec).unwrap();
+            let RunError { code, message, .. } = launcher.explain_error(&spec, RunError::new(code, message));
+            (code, message)
+        };
+        let (code, message) = explain("claude", None, NOT_SIGNED_IN, "Not logged in");
+        let hint = "run `claude` once and sign in, or set ANTHROPIC_API_KEY";
+        assert_eq!((code.as_str(), message), (NOT_SIGNED_IN, format!("Not logged in; {hint}")));
+        let told = "Error: Authentication failed with provider (HTTP 401).\n  Check your key.";
+        let (code, message) = explain("copilot", None, "agent_error", told);
+        assert!(code == NOT_SIGNED_IN && message.contains("`/login`, or set GH_TOKEN"), "{message}");
+        let (code, message) = explain("codex", Some("gpt-9"), "agent_error", "Model not found");
+        assert_eq!(message, "Model not found (the session's model is `gpt-9`)");
+        assert_eq!(code, "agent_error");
+        for message in ["no model gpt-9", "disk full"] {
+            assert_eq!(explain("codex", Some("gpt-9"), "agent_error", message).1, message);
         }
     }
 

@@ -175,7 +175,7 @@ impl FinishedTurn {
     pub(super) fn usage(&self) -> TokenUsage {
         let mut sum = TokenUsage::default();
         for update in self.turn_updates() {
-            if let TurnUpdate::Usage { usage } = update {
+            if let TurnUpdate::Usage { usage, .. } = update {
                 sum += usage;
             }
         }
@@ -489,14 +489,14 @@ async fn run_one_turn<T: HarnessDriver>(
     driver: &mut T,
     prompt: DriverPrompt,
 ) -> Result<TestTurnEnd, LinkClosed> {
-    let inbox = DriverInbox::default();
+    let inbox = DriverInbox::for_run(prompt.run.clone());
     let turn = DriverTurn::new(prompt.run.clone(), end.output(), &inbox);
     let mut turn_end = Box::pin(driver.turn(&turn, &prompt));
     let outcome = loop {
         tokio::select! {
             biased;
             command = end.next_command() => match command.ok_or(LinkClosed)? {
-                AgentCommand::Cancel { .. } => inbox.cancel(),
+                AgentCommand::Cancel { run, .. } => inbox.cancel(&run),
                 AgentCommand::Steer { number, text, .. } => assert!(inbox.queue_steer(DriverSteer { number, text })),
                 AgentCommand::Answer { ask, answer, .. } => inbox.deliver_reply(&ask, answer),
                 AgentCommand::Kill { .. } => break None,

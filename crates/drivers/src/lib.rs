@@ -43,6 +43,7 @@ mod pty;
 mod recording;
 pub mod redact;
 pub mod root_certificates;
+pub mod silence;
 mod stdio_agent;
 pub mod terminal_window;
 mod tool_gateway;

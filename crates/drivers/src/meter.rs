@@ -1,4 +1,4 @@
-//! What a turn has used: time, model calls, money, counted from the prompt on. `agent` stops a turn that exceeds its
+//! What a turn has used: time, model calls, money, counted from the prompt on; and how long its agent has been silent. `agent` stops a turn that exceeds its
 //! limits by these counts, but only while no daemon is attached: the daemon also counts the session's other runs and
 //! its child sessions.
 //!
@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::link::{TurnLimits, TurnStopReason, TurnUpdate};
+use qd_protocol::worker::SilenceRules;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::silence::{SilenceAction, SilenceCheck, SilenceClock};
 
 #[derive(Debug, Default)]
 pub struct TurnMeter {
@@ -31,6 +34,11 @@ struct MeterState {
     /// Tool calls. Each counts as a model call if the agent reports none.
     tool_calls: u32,
     cost_usd: f64,
+    /// The last total of the conversation that the agent reported.
+    conversation_cost_usd: Option<f64>,
+    /// Whether the turn had text, a thought, a tool call or usage.
+    has_answered: bool,
+    silence: SilenceClock,
     /// Absolute limits on the counters above.
     limits: TurnLimits,
 }
@@ -44,6 +52,9 @@ impl Default for MeterState {
             reported_calls: 0,
             tool_calls: 0,
             cost_usd: 0.0,
+            conversation_cost_usd: None,
+            has_answered: false,
+            silence: SilenceClock::new(Instant::now()),
             limits: TurnLimits::default(),
         }
     }
@@ -53,15 +64,48 @@ impl TurnMeter {
     /// Counts an update of the turn.
     pub fn count_update(&self, update: &TurnUpdate) {
         let mut state = self.lock();
+        state.silence.record_update(update, Instant::now());
+        state.has_answered |= is_answer(update);
         match update {
             TurnUpdate::ModelCall => state.reported_calls = state.reported_calls.saturating_add(1),
             TurnUpdate::ToolStarted { .. } => state.tool_calls = state.tool_calls.saturating_add(1),
             // A report that is negative or not a number must not make room in the budget.
-            TurnUpdate::Usage { usage } => state.cost_usd += usage.cost_usd.max(0.0),
+            TurnUpdate::Usage { usage, conversation_cost_usd } => {
+                state.cost_usd += usage.cost_usd.max(0.0);
+                state.conversation_cost_usd = conversation_cost_usd.or(state.conversation_cost_usd);
+            }
             _ => return,
         }
         drop(state);
         self.changed.notify_one();
+    }
+
+    /// Sets what follows from the silence of the turn.
+    pub fn set_silence_rules(&self, rules: SilenceRules) {
+        self.lock().silence.set_rules(rules, Instant::now());
+    }
+
+    /// Waits until the turn has been silent for so long that something follows. Dropping the wait loses nothing.
+    pub async fn wait_for_silence(&self) -> SilenceAction {
+        loop {
+            let check = self.lock().silence.check(Instant::now());
+            match check {
+                SilenceCheck::Act(action) => return action,
+                SilenceCheck::CheckAgainIn(time) => tokio::time::sleep(time).await,
+                SilenceCheck::Never => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Until the result is dropped, the turn does not count as silent: it is the session that does not take an update.
+    pub(crate) fn pause_silence(&self) -> SilencePause<'_> {
+        self.lock().silence.begin_wait();
+        SilencePause { meter: self }
+    }
+
+    /// Whether the turn had text, a thought, a tool call or usage.
+    pub fn has_answered(&self) -> bool {
+        self.lock().has_answered
     }
 
     /// Sets what the turn may still use from now on.
@@ -82,10 +126,16 @@ impl TurnMeter {
         self.lock().run_time()
     }
 
+    /// The cost of the whole conversation in US dollars, if the agent has reported that in this turn.
+    pub fn conversation_cost_usd(&self) -> Option<f64> {
+        self.lock().conversation_cost_usd
+    }
+
     /// Stops the clock while the agent waits for a person.
     pub fn pause_clock(&self) -> ClockPause<'_> {
         let mut state = self.lock();
         state.open_asks += 1;
+        state.silence.begin_wait();
         if let Some(since) = state.running_since.take() {
             state.spent += since.elapsed();
         }
@@ -145,6 +195,19 @@ impl MeterState {
     }
 }
 
+/// Whether the update is a part of an answer, and not about it.
+fn is_answer(update: &TurnUpdate) -> bool {
+    match update {
+        TurnUpdate::Text { text } | TurnUpdate::Thought { text } => !text.is_empty(),
+        TurnUpdate::ToolStarted { .. }
+        | TurnUpdate::ToolOutput { .. }
+        | TurnUpdate::ToolFinished { .. }
+        | TurnUpdate::Plan { .. }
+        | TurnUpdate::Usage { .. } => true,
+        TurnUpdate::Notice { .. } | TurnUpdate::ModelCall => false,
+    }
+}
+
 /// Keeps the clock paused until it is dropped.
 #[derive(Debug)]
 pub struct ClockPause<'a> {
@@ -155,11 +218,24 @@ impl Drop for ClockPause<'_> {
     fn drop(&mut self) {
         let mut state = self.meter.lock();
         state.open_asks -= 1;
+        state.silence.end_wait(Instant::now());
         if state.open_asks == 0 {
             state.running_since = Some(Instant::now());
         }
         drop(state);
         self.meter.changed.notify_one();
+    }
+}
+
+/// Keeps the turn from counting as silent until it is dropped.
+#[derive(Debug)]
+pub(crate) struct SilencePause<'a> {
+    meter: &'a TurnMeter,
+}
+
+impl Drop for SilencePause<'_> {
+    fn drop(&mut self) {
+        self.meter.lock().silence.end_wait(Instant::now());
     }
 }
 
@@ -178,7 +254,7 @@ mod tests {
     }
 
     fn usage_of_cost(cost_usd: f64) -> TurnUpdate {
-        TurnUpdate::Usage { usage: TokenUsage { cost_usd, ..TokenUsage::default() } }
+        TurnUpdate::usage(TokenUsage { cost_usd, ..TokenUsage::default() })
     }
 
     fn exceeded_limit(meter: &TurnMeter) -> Option<TurnStopReason> {

@@ -183,6 +183,11 @@ impl AgentProcess {
         RunError { exit_status, ..self.with_stderr(RunError::new("agent_exited", message)).await }
     }
 
+    /// Forgets the lines of stderr so far.
+    pub(crate) fn forget_stderr(&mut self) {
+        self.stderr.lines.lock().clear();
+    }
+
     /// Adds the last lines of stderr to an error, since they may say more.
     pub(crate) async fn with_stderr(&mut self, error: RunError) -> RunError {
         RunError { stderr: self.stderr.lines().await, ..error }
@@ -258,7 +263,7 @@ async fn collect_last_lines(
 }
 
 fn push_line(lines: &Mutex<VecDeque<String>>, secrets: &SecretMatcher, line: &mut Vec<u8>) {
-    let mut text = String::from_utf8_lossy(line).trim_end().to_owned();
+    let mut text = strip_escape_codes(line).trim_end().to_owned();
     if line.len() > LINE_BYTES_MAX {
         // The cut may go through a secret, whose beginning would not be recognised later.
         text = secrets.redact_start(&text, None).text;
@@ -272,6 +277,25 @@ fn push_line(lines: &Mutex<VecDeque<String>>, secrets: &SecretMatcher, line: &mu
         lines.pop_front();
     }
     lines.push_back(text);
+}
+
+/// The text of a line without escape codes, such as those for colours.
+fn strip_escape_codes(line: &[u8]) -> String {
+    #[derive(Default)]
+    struct PlainText(String);
+    impl vte::Perform for PlainText {
+        fn print(&mut self, c: char) {
+            self.0.push(c);
+        }
+        fn execute(&mut self, byte: u8) {
+            if byte == b'\t' {
+                self.0.push('\t');
+            }
+        }
+    }
+    let mut text = PlainText::default();
+    vte::Parser::new().advance(&mut text, line);
+    text.0
 }
 
 #[cfg(test)]
@@ -292,6 +316,12 @@ mod tests {
         assert_eq!(lines.len(), LINES_MAX);
         assert_eq!(lines[0], "line 31");
         assert_eq!(lines[LINES_MAX - 1], "x".repeat(LINE_BYTES_MAX - 5));
+    }
+
+    #[test]
+    fn escape_codes_are_no_part_of_a_line() {
+        let line = b"\x1b[1;31mError:\x1b[0m no\tkey \x1b]8;;https://e.x\x07here\x1b]8;;\x07 \xc3\xa4\r";
+        assert_eq!(strip_escape_codes(line), "Error: no\tkey here \u{e4}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn a_secret_in_pieces_is_found_also_with_a_count_between_them() {
         let values = &[("KEY", "hunter2")];
-        let usage = turn_update(TurnUpdate::Usage { usage: TokenUsage::default() });
+        let usage = turn_update(TurnUpdate::usage(TokenUsage::default()));
         let out = redact_all(
             values,
             [text_update("a hun"), usage.clone(), text_update("ter"), text_update("2 b"), terminal_update()],

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::agent_driver::{AgentDriver, AgentStart};
 use crate::policy_enforcement::enforce_policy;
+use crate::agent_launcher::NOT_SIGNED_IN;
 use crate::process::{AgentProcess, AgentProgram};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
@@ -61,6 +62,8 @@ impl<C: StdioConversation> AgentDriver for StdioAgent<C> {
         prompt: &'a DriverPrompt,
     ) -> BoxFuture<'a, Result<DriverTurnEnd, LinkClosed>> {
         Box::pin(async move {
+            // What the agent wrote in earlier turns does not explain the end of this one.
+            self.process.forget_stderr();
             Ok(match self.conversation.turn(turn, prompt).await? {
                 Some(outcome) => DriverTurnEnd::Stopped(outcome),
                 None => {
@@ -155,5 +158,9 @@ impl<'a> StdioAgentStart<'a> {
 
 /// The error of an agent that refused to open a conversation.
 pub(crate) async fn refused_start(process: &mut AgentProcess, refusal: RunError) -> RunError {
-    process.with_stderr(RunError { code: "agent_failed_to_start".to_owned(), ..refusal }).await
+    let code = match refusal.code.as_str() {
+        NOT_SIGNED_IN => NOT_SIGNED_IN,
+        _ => "agent_failed_to_start",
+    };
+    process.with_stderr(RunError { code: code.to_owned(), ..refusal }).await
 }

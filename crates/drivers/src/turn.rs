@@ -73,6 +73,7 @@ impl<'a> DriverTurn<'a> {
     /// turn.
     pub async fn emit_for_run(&self, run: RunId, update: TurnUpdate) -> Result<(), LinkClosed> {
         self.inbox.meter.count_update(&update);
+        let _sending = self.inbox.meter.pause_silence();
         self.output.send(AgentUpdate::Turn { run, update }).await
     }
 
@@ -155,8 +156,10 @@ pub struct DriverSteer {
 
 /// The commands that have arrived for a turn, and its meter. Both sides run in the same task; the lock is only there
 /// because the task may move between threads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DriverInbox {
+    /// The run of the turn. A stop of any other run changes nothing here.
+    run: RunId,
     pub meter: Arc<TurnMeter>,
     state: Mutex<DriverInboxState>,
     steer_arrived: Notify,
@@ -174,8 +177,22 @@ struct DriverInboxState {
 }
 
 impl DriverInbox {
-    pub fn cancel(&self) {
-        self.cancel.cancel();
+    /// An inbox for one turn of this run. Nothing of it outlives the turn.
+    pub fn for_run(run: RunId) -> Self {
+        Self {
+            run,
+            meter: Arc::default(),
+            state: Mutex::default(),
+            steer_arrived: Notify::new(),
+            cancel: CancellationToken::new(),
+        }
+    }
+
+    /// Cancels the turn if it is one of this run. A stop that comes late, for an earlier run, must not end this one.
+    pub fn cancel(&self, run: &RunId) {
+        if *run == self.run {
+            self.cancel.cancel();
+        }
     }
 
     pub fn is_cancelled(&self) -> bool {
@@ -242,5 +259,20 @@ impl DriverInbox {
 
     fn lock(&self) -> MutexGuard<'_, DriverInboxState> {
         self.state.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_of_another_run_does_not_cancel_the_turn() {
+        let run = |name: &str| RunId::parse(name).unwrap();
+        let inbox = DriverInbox::for_run(run("second"));
+        inbox.cancel(&run("first"));
+        assert!(!inbox.is_cancelled());
+        inbox.cancel(&run("second"));
+        assert!(inbox.is_cancelled());
     }
 }

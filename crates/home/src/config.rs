@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REACH_TIMEOUT_S, REMOTE_LEASE_S};
+use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REACH_TIMEOUT_S, REMOTE_LEASE_S, SILENCE_NOTICE_S};
 use qd_protocol::manifest::TokenPrice;
 use qd_protocol::policy::Policy;
 use serde::Serialize;
@@ -33,6 +33,8 @@ const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
 const REACH_TIMEOUT_MAX_S: u64 = 24 * 3600;
 /// The largest `orphan_busy_s` and `orphan_idle_s`: work from a year ago is of no use to anybody.
 const ORPHAN_MAX_S: u64 = 365 * 24 * 3600;
+/// The largest `silence_notice_s` and `silence_timeout_s`: no model thinks for a day.
+const SILENCE_MAX_S: u64 = 24 * 3600;
 /// The largest settings file that is read; a larger file cannot be meant as one.
 const CONFIG_FILE_MAX: u64 = 1 << 20;
 
@@ -61,6 +63,10 @@ pub struct DaemonConfig {
     pub orphan_busy_s: ConfigSetting<u64>,
     /// How many seconds a worker without a daemon keeps an agent that is idle.
     pub orphan_idle_s: ConfigSetting<u64>,
+    /// After how many seconds without a word from an agent in a turn a notice says so; 0 means never.
+    pub silence_notice_s: ConfigSetting<u64>,
+    /// After how many seconds without a word from an agent its turn is ended as an error; 0 means never.
+    pub silence_timeout_s: ConfigSetting<u64>,
     /// Token prices by model, for agents that report only how many tokens they used.
     pub prices: ConfigSetting<BTreeMap<String, TokenPrice>>,
     /// Whether agents get the tools of `qd mcp`, if they can take them.
@@ -146,7 +152,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "agent",
     "policy",
     "listen",
@@ -158,6 +164,8 @@ const KEYS: [&str; 15] = [
     "reach_timeout_s",
     "orphan_busy_s",
     "orphan_idle_s",
+    "silence_notice_s",
+    "silence_timeout_s",
     "prices",
     "mcp",
     "merge_after_s",
@@ -213,6 +221,8 @@ impl DaemonConfig {
             entry("reach_timeout_s", &self.reach_timeout_s),
             entry("orphan_busy_s", &self.orphan_busy_s),
             entry("orphan_idle_s", &self.orphan_idle_s),
+            entry("silence_notice_s", &self.silence_notice_s),
+            entry("silence_timeout_s", &self.silence_timeout_s),
             entry("prices", &self.prices),
             entry("mcp", &self.mcp),
             entry("merge_after_s", &self.merge_after_s),
@@ -236,6 +246,8 @@ impl DaemonConfig {
             reach_timeout_s: default(REACH_TIMEOUT_S),
             orphan_busy_s: default(ORPHAN_BUSY_S),
             orphan_idle_s: default(ORPHAN_IDLE_S),
+            silence_notice_s: default(SILENCE_NOTICE_S),
+            silence_timeout_s: default(0),
             prices: default(BTreeMap::new()),
             mcp: default(true),
             merge_after_s: default(DEFAULT_MERGE_AFTER_S),
@@ -288,6 +300,14 @@ impl DaemonConfig {
                     let value = read_seconds(value, ORPHAN_MAX_S).map_err(failed)?;
                     self.orphan_idle_s = ConfigSetting { value, origin };
                 }
+                "silence_notice_s" => {
+                    let value = read_optional_seconds(value, SILENCE_MAX_S).map_err(failed)?;
+                    self.silence_notice_s = ConfigSetting { value, origin };
+                }
+                "silence_timeout_s" => {
+                    let value = read_optional_seconds(value, SILENCE_MAX_S).map_err(failed)?;
+                    self.silence_timeout_s = ConfigSetting { value, origin };
+                }
                 "prices" => {
                     self.prices = ConfigSetting { value: read_prices(value).map_err(failed)?, origin }
                 }
@@ -312,6 +332,15 @@ fn read_seconds(value: Spanned<DeValue<'_>>, limit: u64) -> Result<u64, toml::de
     match (1..=limit).contains(&value) {
         true => Ok(value),
         false => Err(toml::de::Error::custom(format!("must be a number of seconds from 1 to {limit}"))),
+    }
+}
+
+/// Like [`read_seconds`], where 0 turns something off.
+fn read_optional_seconds(value: Spanned<DeValue<'_>>, limit: u64) -> Result<u64, toml::de::Error> {
+    let value = read_value(value)?;
+    match value <= limit {
+        true => Ok(value),
+        false => Err(toml::de::Error::custom(format!("must be a number of seconds from 0 to {limit}"))),
     }
 }
 

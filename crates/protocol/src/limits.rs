@@ -112,6 +112,9 @@ pub const START_S: u64 = 60;
 pub const CANCEL_GRACE_S: u64 = 5;
 /// Time for killed processes to disappear before they are reported as survivors.
 pub const KILL_S: u64 = 30;
+/// Silence of an agent in a turn before a notice says so, unless `silence_notice_s` is set. The next notices come each
+/// time that the silence has doubled.
+pub const SILENCE_NOTICE_S: u64 = 30;
 /// How many times a crashed agent is restarted within [`RESTART_WINDOW_S`], unless the session sets `restarts`.
 pub const RESTARTS: u32 = 10;
 /// How long a crash counts, unless the session sets `restart_window_s`.

@@ -106,10 +106,23 @@ pub enum TurnUpdate {
     /// Something that a person should see and that is not part of the answer.
     Notice { text: String },
     /// Usage since the last report, not a total.
-    Usage { usage: TokenUsage },
+    Usage {
+        usage: TokenUsage,
+        /// The cost of the whole conversation in US dollars, if the agent reports that. Another process that resumes the
+        /// conversation continues from this total.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        conversation_cost_usd: Option<f64>,
+    },
     /// The model was called once more. `max_turns` counts these calls.
     #[serde(rename = "turn")]
     ModelCall,
+}
+
+impl TurnUpdate {
+    /// Usage since the last report, of an agent that reports no total of the conversation.
+    pub fn usage(usage: TokenUsage) -> Self {
+        Self::Usage { usage, conversation_cost_usd: None }
+    }
 }
 
 /// A permission request or question, as the agent's side reports it.

@@ -71,6 +71,9 @@ pub struct AgentIdentity {
     /// Command that installs the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub install: Option<String>,
+    /// What to do if the agent is not signed in, as a clause that follows a semicolon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sign_in: Option<String>,
     /// Version that Quarterdeck was last tested with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested: Option<String>,
@@ -117,6 +120,12 @@ impl DriverKind {
             Self::A2a => "a2a",
             Self::Worker => "worker",
         }
+    }
+
+    /// Whether the driver sees what the agent does while it works. An agent that is seen only by its output may work
+    /// for a long time without a word.
+    pub fn reports_progress(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude | Self::Codex)
     }
 
     /// Whether the driver starts a program on this machine.
@@ -321,6 +330,10 @@ pub struct TurnRules {
     /// Marker in the agent's updates that means that the turn failed, whatever stop reason the agent reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_when: Option<FailureMarker>,
+    /// Whether every turn of the agent has text, a tool call or usage. A turn without any of them is then an error, except
+    /// for a command of the agent's own that begins with a slash.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub always_answers: bool,
     /// The mode in which the agent asks for permission, if it does not start in that mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
@@ -335,6 +348,9 @@ pub struct TurnRules {
     /// session's policy, and asks a person if the policy says so.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uses_mcp_unasked: UnaskedMcpTools,
+    /// What the agent does with a prompt that begins with a slash.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub slash_commands: SlashCommandRules,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
@@ -344,6 +360,17 @@ pub struct TurnRules {
     /// What a command that is run once per prompt writes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub output: ExecOutputFormat,
+}
+
+/// What an agent does with a prompt that begins with a slash.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SlashCommandRules {
+    /// Whether the agent ignores a prompt that looks like a command which it does not have. Such a prompt is sent with a
+    /// word before it.
+    pub ignores_unknown: bool,
+    /// Commands that the agent has and does not list.
+    pub unlisted: Vec<String>,
 }
 
 /// How an agent takes a steer.
@@ -589,6 +616,9 @@ pub struct OutputPatterns {
     pub error_lines: Vec<String>,
     /// Lines that are for people and not part of the answer.
     pub notice_lines: Vec<String>,
+    /// Lines of an error that mean that the agent is not signed in, for agents whose protocol does not say so.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sign_in_lines: Vec<String>,
 }
 
 impl Default for OutputPatterns {
@@ -605,6 +635,7 @@ impl Default for OutputPatterns {
             ask_options: empty(),
             error_lines: empty(),
             notice_lines: empty(),
+            sign_in_lines: empty(),
         }
     }
 }
@@ -678,6 +709,8 @@ pub enum TokenScope {
     Turn,
     /// The whole conversation so far.
     Session,
+    /// The last model call of the turn. Its other calls are not counted, but their cost is, if the agent reports it.
+    Call,
 }
 
 impl Default for CostReporting {

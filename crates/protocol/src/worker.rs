@@ -49,6 +49,9 @@ pub struct AgentSpec {
     pub model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
+    /// What follows if nothing comes from the agent in a turn. An older daemon sets nothing.
+    #[serde(default, skip_serializing_if = "SilenceRules::is_empty")]
+    pub silence: SilenceRules,
     /// Environment variables for the agent. Any of the values may be a secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -59,6 +62,10 @@ pub struct AgentSpec {
     /// The agent's own id for the conversation, if the agent is to resume one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
+    /// The cost of that conversation so far in US dollars, by the agent's own count. `None` if it is unknown, because the
+    /// conversation was begun elsewhere: then the agent's first total is where counting begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation_cost_usd: Option<f64>,
     /// When the conversation was last used, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_active: Option<Millis>,
@@ -81,9 +88,11 @@ impl AgentSpec {
             cwd: cwd.into(),
             model: None,
             system_prompt: None,
+            silence: SilenceRules::default(),
             env: BTreeMap::new(),
             mcp: None,
             agent_session_id: None,
+            conversation_cost_usd: None,
             last_active: None,
             after: UpdateNumber(0),
             mark: String::new(),
@@ -98,6 +107,7 @@ impl fmt::Debug for AgentSpec {
         let Self {
             model, system_prompt, env, mcp: tools, agent_session_id, last_active, after, mark, ..
         } = self;
+        let Self { conversation_cost_usd, silence, .. } = self;
         f.debug_struct("AgentSpec")
             .field("session", session)
             .field("worker", worker)
@@ -110,10 +120,30 @@ impl fmt::Debug for AgentSpec {
             .field("env", &env.keys().collect::<Vec<_>>())
             .field("tools", tools)
             .field("agent_session_id", agent_session_id)
+            .field("conversation_cost_usd", conversation_cost_usd)
+            .field("silence", silence)
             .field("last_active", last_active)
             .field("after", after)
             .field("mark", mark)
             .finish()
+    }
+}
+
+/// What follows if nothing comes from an agent in a turn, although the turn waits neither for a person nor for a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SilenceRules {
+    /// After how many milliseconds people are told; again each time that the silence has doubled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice_ms: Option<u64>,
+    /// After how many milliseconds the turn is ended as an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_ms: Option<u64>,
+}
+
+impl SilenceRules {
+    /// Whether nothing follows.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -260,7 +260,9 @@ fn gemini_settings() -> Value {
 /// The question tool stays off: over ACP it would wait for ever.
 fn opencode_config(url: &str) -> Value {
     let limit = json!({ "context": 100_000, "output": 8_000 });
-    let model = json!({ "name": "Scripted", "tool_call": true, "limit": limit });
+    // Dollars per million tokens, so that it reports a cost.
+    let cost = json!({ "input": 4.0, "output": 20.0 });
+    let model = json!({ "name": "Scripted", "tool_call": true, "limit": limit, "cost": cost });
     json!({
         "provider": { "scripted": {
             "npm": "@ai-sdk/openai-compatible",

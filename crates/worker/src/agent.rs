@@ -1,15 +1,19 @@
 //! The task that owns one agent: starts it, runs its turns, and ends it. The task sits at the agent's end of a local
 //! link and handles commands while a turn runs, so that a cancel, a steer, an answer or a kill reaches the turn at
-//! once.
+//! once. What the worker itself says about a turn is in `turn_judgement`.
+
+mod turn_judgement;
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
 use qd_drivers::agent_driver::AgentDriver;
 use qd_drivers::agent_launcher::AgentLauncher;
 use qd_drivers::meter::TurnMeter;
+use qd_drivers::silence::SilenceAction;
 use qd_drivers::turn::{DriverInbox, DriverPrompt, DriverSteer, DriverTurn, DriverTurnEnd};
 use qd_link::{AgentEndpoint, LinkClosed, WorkerEndpointStatus};
 use qd_protocol::RunId;
@@ -22,6 +26,7 @@ use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use self::turn_judgement::{WorkerStop, missing_answer_error, silence_notice, unrequested_cancel_error};
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
 
 /// How long processes that a stopped turn started have to exit by themselves.
@@ -87,9 +92,16 @@ pub(crate) async fn run_agent(
     link_end: AgentEndpoint,
 ) -> AgentExitReason {
     let AgentContext { agent_processes, endpoint_status, control } = context;
-    let mut task =
-        AgentTask { spec, agent_processes, endpoint_status, link_end, last_run: None, ended_turn: None };
-    match task.run(&launcher, &control).await {
+    let mut task = AgentTask {
+        spec,
+        launcher,
+        agent_processes,
+        endpoint_status,
+        link_end,
+        last_run: None,
+        ended_turn: None,
+    };
+    match task.run(&control).await {
         Ok(reason) => reason,
         Err(AgentTaskError::Closed(LinkClosed)) => AgentExitReason::Stopped,
         Err(AgentTaskError::KeeperLost(KeeperLostError)) => {
@@ -121,6 +133,7 @@ enum TurnCompletion {
 #[derive(Debug)]
 struct AgentTask {
     spec: Box<AgentSpec>,
+    launcher: AgentLauncher,
     agent_processes: Option<Arc<AgentProcesses>>,
     endpoint_status: Option<watch::Receiver<WorkerEndpointStatus>>,
     link_end: AgentEndpoint,
@@ -152,15 +165,11 @@ enum IdleExitResult {
 }
 
 impl AgentTask {
-    async fn run(
-        &mut self,
-        launcher: &AgentLauncher,
-        control: &AgentControl,
-    ) -> Result<AgentExitReason, AgentTaskError> {
+    async fn run(&mut self, control: &AgentControl) -> Result<AgentExitReason, AgentTaskError> {
         let mut waiting: Option<Box<AgentCommand>> = None;
         // Everything but the idle wait is boxed: ten thousand idle agents should cost a few megabytes.
         loop {
-            let mut agent = match Box::pin(self.start_agent(launcher, waiting.as_deref())).await? {
+            let mut agent = match Box::pin(self.start_agent(waiting.as_deref())).await? {
                 AgentStartResult::Ready(agent) => agent,
                 AgentStartResult::Gone(reason) => return Ok(reason),
             };
@@ -194,13 +203,17 @@ impl AgentTask {
     /// Starts the agent. `prompt` is set if it arrived after the last agent had exited.
     async fn start_agent(
         &mut self,
-        launcher: &AgentLauncher,
         prompt: Option<&AgentCommand>,
     ) -> Result<AgentStartResult, AgentTaskError> {
         let supervision = self.agent_processes.as_deref().map(AgentProcesses::supervision);
-        let agent = match launcher.start(&self.spec, supervision).await {
+        let agent = match self.launcher.start(&self.spec, supervision).await {
             Ok(agent) => agent,
-            Err(error) => return self.fail_to_start(error, prompt).await.map(AgentStartResult::Gone),
+            Err(error) => {
+                return self
+                    .fail_to_start(self.launcher.explain_error(&self.spec, error), prompt)
+                    .await
+                    .map(AgentStartResult::Gone);
+            }
         };
         let ready = agent.ready_update(&self.spec);
         if let AgentUpdate::Ready { agent_session_id, .. } = &ready {
@@ -218,6 +231,7 @@ impl AgentTask {
                 if *agent_session_id != self.spec.agent_session_id =>
             {
                 self.spec.agent_session_id.clone_from(agent_session_id);
+                self.spec.conversation_cost_usd = Some(0.0);
                 self.link_end.send(ready).await
             }
             _ => Ok(()),
@@ -236,10 +250,13 @@ impl AgentTask {
             AgentCommand::Prompt { run, prompt, files, messages, limits, .. } => {
                 self.last_run = Some(run.clone());
                 self.ended_turn = None;
-                let inbox = DriverInbox::default();
+                let inbox = DriverInbox::for_run(run.clone());
                 *control.lock_meter() = Some(Arc::clone(&inbox.meter));
                 let prompt = DriverPrompt { run, text: prompt, files, messages, limits };
+                let meter = Arc::clone(&inbox.meter);
                 let ended = self.run_turn(agent, prompt, inbox).await;
+                self.spec.conversation_cost_usd =
+                    meter.conversation_cost_usd().or(self.spec.conversation_cost_usd);
                 *control.lock_meter() = None;
                 let ended = ended?;
                 let ready = agent.ready_update(&self.spec);
@@ -262,20 +279,32 @@ impl AgentTask {
         if let Some(agent_processes) = &self.agent_processes {
             agent_processes.begin_turn().await?;
         }
-        let (ended, limit) = self.drive_turn(agent, &prompt, &inbox).await?;
+        let (ended, own_stop) = self.drive_turn(agent, &prompt, &inbox).await?;
         let stopping = inbox.is_cancelled();
         let run = &prompt.run;
         match ended {
             // A run that suspends itself goes on later. What its turn started is ended now, so that nothing is left of
             // the run if it is cancelled meanwhile; its agent may have been stopped by then.
-            TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome))
+            TurnCompletion::Ended(DriverTurnEnd::Stopped(outcome))
                 if stopping || outcome.stop == TurnStopReason::Suspended =>
             {
-                outcome.stop = limit.unwrap_or(outcome.stop);
+                let outcome = match own_stop {
+                    Some(stop) => stop.apply_to(outcome),
+                    None => outcome,
+                };
                 let grace = cancel_grace(&prompt.limits);
                 self.sweep_and_report(&inbox, EndedTurn { run: prompt.run, grace, outcome }, false).await
             }
+            TurnCompletion::Ended(DriverTurnEnd::Stopped(outcome))
+                if outcome.stop == TurnStopReason::Cancelled =>
+            {
+                self.end_unrequested_cancel(&inbox, run, outcome).await
+            }
             TurnCompletion::Ended(DriverTurnEnd::Stopped(mut outcome)) => {
+                if self.is_answer_missing(&inbox, &prompt, &outcome) {
+                    outcome = TurnOutcome::failed(missing_answer_error());
+                }
+                outcome.error = outcome.error.map(|error| self.launcher.explain_error(&self.spec, error));
                 if let Some(agent_processes) = &self.agent_processes {
                     outcome.leaves_processes = agent_processes.end_turn().await?;
                 }
@@ -289,28 +318,65 @@ impl AgentTask {
             }
             // Some agents stop by exiting. They did what they were asked to do, so this is not a failure.
             TurnCompletion::Ended(DriverTurnEnd::AgentExited(_)) if stopping => {
-                self.kill_agent(&inbox, run, limit).await.map(Some)
+                self.kill_agent(&inbox, run, own_stop).await.map(Some)
             }
             TurnCompletion::Ended(DriverTurnEnd::AgentExited(error)) => {
+                let error = self.launcher.explain_error(&self.spec, error);
                 self.fail_turn(&inbox, run, error).await.map(Some)
             }
-            TurnCompletion::Killed => self.kill_agent(&inbox, run, limit).await.map(Some),
+            TurnCompletion::Killed => self.kill_agent(&inbox, run, own_stop).await.map(Some),
         }
     }
 
-    /// Drives the turn until it ends or has to be killed. Also returns the limit that stopped it, if there is one.
+    /// Whether a turn that ended well should have had an answer and has none.
+    fn is_answer_missing(&self, inbox: &DriverInbox, prompt: &DriverPrompt, outcome: &TurnOutcome) -> bool {
+        let is_command = prompt.text.trim_start().starts_with('/');
+        self.launcher.always_answers()
+            && outcome.stop == TurnStopReason::EndTurn
+            && outcome.text.is_none()
+            && !is_command
+            && !inbox.meter.has_answered()
+    }
+
+    /// Ends a turn that the agent reports as cancelled, though nobody cancelled it. That is an error: only a run that
+    /// somebody cancelled ends as cancelled. Such an agent may not take the next prompt, so it is ended if another
+    /// process can continue its conversation. Returns the exit reason if it was ended.
+    async fn end_unrequested_cancel(
+        &mut self,
+        inbox: &DriverInbox,
+        run: &RunId,
+        outcome: TurnOutcome,
+    ) -> Result<Option<AgentExitReason>, AgentTaskError> {
+        let error = Some(unrequested_cancel_error());
+        let outcome = TurnOutcome { stop: TurnStopReason::Error, error, ..outcome };
+        if !self.launcher.can_resume() || self.agent_processes.is_none() {
+            self.report_turn_end(inbox, run, outcome).await?;
+            return Ok(None);
+        }
+        let (processes, leftovers) = self.end_agent(SWEEP_GRACE).await?;
+        let outcome = TurnOutcome { processes, agent_ends: true, ..outcome };
+        self.report_turn_end(inbox, run, outcome).await?;
+        self.finish_agent(AgentExitReason::Stopped, leftovers).await.map(Some)
+    }
+
+    /// Drives the turn until it ends or has to be killed. Also returns why the worker itself stopped it, if it did.
     async fn drive_turn(
         &mut self,
         agent: &mut dyn AgentDriver,
         prompt: &DriverPrompt,
         inbox: &DriverInbox,
-    ) -> Result<(TurnCompletion, Option<TurnStopReason>), AgentTaskError> {
-        let Self { endpoint_status, link_end, .. } = self;
+    ) -> Result<(TurnCompletion, Option<WorkerStop>), AgentTaskError> {
+        let Self { endpoint_status, link_end, launcher, spec, .. } = self;
         let turn = DriverTurn::new(prompt.run.clone(), link_end.output(), inbox);
         let mut turn_end = agent.turn(&turn, prompt);
         inbox.meter.set_remaining(&prompt.limits);
+        if launcher.reports_progress() {
+            inbox.meter.set_silence_rules(spec.silence);
+        }
         let mut limit_exceeded = pin!(wait_for_limit(&inbox.meter, &prompt.run, endpoint_status.clone()));
-        let mut limit = None;
+        let mut own_stop = None;
+        // Sent beside everything else: while the session takes no updates, commands must still be handled.
+        let mut notice = None;
         let mut out_of_grace = pin!(tokio::time::sleep(Duration::MAX));
         loop {
             tokio::select! {
@@ -318,16 +384,33 @@ impl AgentTask {
                 biased;
                 command = link_end.next_command() => {
                     if apply_to_turn(link_end, inbox, &prompt.run, command.ok_or(LinkClosed)?).await? {
-                        return Ok((TurnCompletion::Killed, limit));
+                        return Ok((TurnCompletion::Killed, own_stop));
                     }
                 }
-                stop = &mut limit_exceeded, if limit.is_none() => {
-                    limit = Some(stop);
-                    inbox.cancel();
+                stop = &mut limit_exceeded, if own_stop.is_none() => {
+                    own_stop = Some(WorkerStop::Limit(stop));
+                    inbox.cancel(&prompt.run);
                     out_of_grace.as_mut().reset(Instant::now() + cancel_grace(&prompt.limits));
                 }
-                () = &mut out_of_grace, if limit.is_some() => return Ok((TurnCompletion::Killed, limit)),
-                ended = &mut turn_end => return Ok((TurnCompletion::Ended(ended?), limit)),
+                () = &mut out_of_grace, if own_stop.is_some() => return Ok((TurnCompletion::Killed, own_stop)),
+                ended = &mut turn_end => return Ok((TurnCompletion::Ended(ended?), own_stop)),
+                sent = wait_for_notice(&mut notice) => {
+                    sent?;
+                    notice = None;
+                }
+                action = inbox.meter.wait_for_silence(), if notice.is_none() && !inbox.is_cancelled() => match action {
+                    SilenceAction::Notice(silence) => {
+                        let update = TurnUpdate::Notice { text: silence_notice(silence) };
+                        let update = AgentUpdate::Turn { run: prompt.run.clone(), update };
+                        let output = link_end.output();
+                        notice = Some(Box::pin(async move { output.send(update).await }) as BoxFuture<'static, _>);
+                    }
+                    SilenceAction::EndTurn(silence) => {
+                        own_stop = Some(WorkerStop::Silence(silence));
+                        inbox.cancel(&prompt.run);
+                        out_of_grace.as_mut().reset(Instant::now() + cancel_grace(&prompt.limits));
+                    }
+                },
             }
         }
     }
@@ -384,11 +467,14 @@ impl AgentTask {
         &mut self,
         inbox: &DriverInbox,
         run: &RunId,
-        limit: Option<TurnStopReason>,
+        own_stop: Option<WorkerStop>,
     ) -> Result<AgentExitReason, AgentTaskError> {
         let (processes, leftovers) = self.end_agent(Duration::ZERO).await?;
-        let stop = limit.unwrap_or(TurnStopReason::Cancelled);
-        let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::of(stop) };
+        let outcome = TurnOutcome { processes, agent_ends: true, ..TurnOutcome::cancelled() };
+        let outcome = match own_stop {
+            Some(stop) => stop.apply_to(outcome),
+            None => outcome,
+        };
         self.report_turn_end(inbox, run, outcome).await?;
         self.finish_agent(AgentExitReason::Stopped, leftovers).await
     }
@@ -497,7 +583,7 @@ impl AgentTask {
         if is_kill {
             ended.grace = Duration::ZERO;
         }
-        self.sweep_and_report(&DriverInbox::default(), *ended, true).await
+        self.sweep_and_report(&DriverInbox::for_run(ended.run.clone()), *ended, true).await
     }
 
     async fn reject_late_command(&self, command: AgentCommand) -> Result<(), LinkClosed> {
@@ -548,8 +634,7 @@ async fn apply_to_turn(
 ) -> Result<bool, LinkClosed> {
     match command {
         AgentCommand::Kill { run, .. } => return Ok(run == *current),
-        AgentCommand::Cancel { run, .. } if run == *current => inbox.cancel(),
-        AgentCommand::Cancel { .. } => {}
+        AgentCommand::Cancel { run, .. } => inbox.cancel(&run),
         AgentCommand::Steer { number, run, text } => {
             if run != *current || !inbox.queue_steer(DriverSteer { number, text }) {
                 link_end.send(AgentUpdate::SteerMissed { steer: number }).await?;
@@ -589,6 +674,16 @@ async fn wait_for_limit(
                 return std::future::pending().await;
             },
         }
+    }
+}
+
+/// Waits until a notice is sent; for ever if there is none.
+async fn wait_for_notice(
+    notice: &mut Option<BoxFuture<'static, Result<(), LinkClosed>>>,
+) -> Result<(), LinkClosed> {
+    match notice {
+        Some(sending) => sending.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -117,7 +117,7 @@ impl SessionStepBuilder<'_> {
                 EventBody::PlanUpdated(PlanUpdated { message_id, entries, after_run })
             }
             TurnUpdate::Notice { text } => EventBody::NoticeShown(NoticeShown { text, after_run }),
-            TurnUpdate::Usage { usage } => match absurd_usage(&usage) {
+            TurnUpdate::Usage { usage, conversation_cost_usd } => match absurd_usage(&usage) {
                 Some(absurd) => {
                     let text = format!("refused a usage report of run {run}: {absurd}; it does not count");
                     EventBody::NoticeShown(NoticeShown { text, after_run })
@@ -128,6 +128,8 @@ impl SessionStepBuilder<'_> {
                         input_tokens: usage.input_tokens,
                         output_tokens: usage.output_tokens,
                         cost_usd: usage.cost_usd,
+                        // A total that nobody can mean is not remembered: JSON cannot represent NaN or infinity.
+                        conversation_cost_usd: conversation_cost_usd.filter(|cost| is_plausible_cost(*cost)),
                         after_run,
                     })
                 }
@@ -268,7 +270,9 @@ impl SessionStepBuilder<'_> {
         }
         let reason = match stop {
             TurnStopReason::EndTurn => FinishReason::EndTurn,
-            TurnStopReason::Cancelled => FinishReason::Cancelled,
+            // Only a run that somebody cancelled ends as cancelled. If a stop was requested, it decides the reason.
+            TurnStopReason::Cancelled if stopping => FinishReason::Cancelled,
+            TurnStopReason::Cancelled => FinishReason::Error,
             TurnStopReason::MaxTokens => FinishReason::MaxTokens,
             TurnStopReason::MaxTurns => FinishReason::MaxTurns,
             TurnStopReason::Refused => FinishReason::Refused,
@@ -282,8 +286,13 @@ impl SessionStepBuilder<'_> {
             // A stop was requested and the turn has stopped, so there is nothing to wait for.
             TurnStopReason::Suspended => FinishReason::Cancelled,
         };
-        let unspecified = || RunError::new("agent_error", "the agent failed");
-        let error = (stop == TurnStopReason::Error).then(|| error.unwrap_or_else(unspecified));
+        let unspecified = || match stop {
+            TurnStopReason::Cancelled => {
+                RunError::new("agent_error", "the agent reported a cancel that nobody requested")
+            }
+            _ => RunError::new("agent_error", "the agent failed"),
+        };
+        let error = (reason == FinishReason::Error).then(|| error.unwrap_or_else(unspecified));
         self.finish_run_with(run, RunEnding { reason, text, error, processes });
         self.advance();
     }
@@ -298,6 +307,10 @@ fn absurd_usage(usage: &TokenUsage) -> Option<String> {
             return Some(format!("{tokens} {kind} tokens are more than {USAGE_TOKENS_MAX}"));
         }
     }
-    let plausible = (0.0..=f64::from(USAGE_COST_MAX_USD)).contains(&cost_usd);
-    (!plausible).then(|| format!("a cost of {cost_usd} US dollars is not between 0 and {USAGE_COST_MAX_USD}"))
+    (!is_plausible_cost(cost_usd))
+        .then(|| format!("a cost of {cost_usd} US dollars is not between 0 and {USAGE_COST_MAX_USD}"))
+}
+
+fn is_plausible_cost(cost_usd: f64) -> bool {
+    (0.0..=f64::from(USAGE_COST_MAX_USD)).contains(&cost_usd)
 }

@@ -27,6 +27,9 @@ pub struct SessionState {
     pub settings: SessionCreated,
     /// The agent's own id of the conversation, used to resume it.
     pub agent_session_id: Option<String>,
+    /// The last total that the agent reported for the cost of this conversation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation_cost_usd: Option<f64>,
     /// The worker that hosts the agent, from its `worker.started` to its `worker.exited`.
     #[serde(default)]
     pub worker: Option<WorkerId>,
@@ -297,6 +300,7 @@ impl SessionState {
             number: EventNumber(1),
             last_update_number: UpdateNumber(0),
             agent_session_id: created.agent_session_id.clone(),
+            conversation_cost_usd: None,
             settings: created,
             worker: None,
             worker_since: at.wall,

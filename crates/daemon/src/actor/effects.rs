@@ -142,11 +142,15 @@ impl SessionActor {
         let id = self.state.id.clone();
         // A conversation from elsewhere may have been used until the moment in which the session was created.
         let adopted_at = settings.agent_session_id.is_some().then_some(self.state.created_at);
+        // Nobody knows what such a conversation has cost before.
+        let is_adopted =
+            settings.agent_session_id.is_some() && settings.agent_session_id == self.state.agent_session_id;
         let spec = AgentSpec {
             model: settings.model.clone(),
             system_prompt: settings.system_prompt.clone(),
             env,
             agent_session_id: self.state.agent_session_id.clone(),
+            conversation_cost_usd: self.state.conversation_cost_usd.or((!is_adopted).then_some(0.0)),
             last_active: self.state.last_finished.or(adopted_at),
             manifest: manifest.map(Box::new),
             after: self.state.last_update_number,

@@ -255,11 +255,12 @@ impl Workers {
         }
     }
 
-    /// Completes the spec that an agent is started with: mark, prices, manifest, and the tools of `qd mcp` if `tools`
+    /// Completes the spec that an agent is started with: mark, prices, silence, manifest, and the tools of `qd mcp` if `tools`
     /// is set and the agent can take them.
     pub(crate) fn complete_spec(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
         spec.prices = self.agents.prices().clone();
+        spec.silence = self.agents.silence();
         match self.remote_agent(&spec.agent) {
             // The other machine decides how its agent is started.
             Some(RemoteAgentName { agent, .. }) => spec.agent = agent,

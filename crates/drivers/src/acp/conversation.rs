@@ -55,6 +55,8 @@ pub(crate) struct AcpConversation<R, W> {
     first_notice: Option<String>,
     /// Whether the agent reads our `_meta` key, such as the reason of a denial.
     reads_our_meta: bool,
+    /// Whether the cancel of the turn before crossed its end. The agent may take it for a cancel of the next prompt.
+    cancel_crossed_end: bool,
     /// Reasons of denials that could not be passed on at the time; they go with the next prompt.
     unsent_reasons: Vec<String>,
     /// The gateway to our tools, which is open as long as the agent lives.
@@ -80,6 +82,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             late_output: None,
             first_notice: handshake.resume_failure.map(new_conversation_notice),
             reads_our_meta,
+            cancel_crossed_end: false,
             unsent_reasons: Vec::new(),
             _tool_gateway: None,
         }
@@ -112,9 +115,11 @@ where
         self.last_run = Some(turn.run.clone());
         self.decoder.begin_turn();
         let reasons = std::mem::take(&mut self.unsent_reasons);
-        let (request, left_out) =
+        let (mut request, left_out) =
             prompt_content::prompt_request(self.session.clone(), &self.prompt_capabilities, prompt, &reasons);
+        prompt_content::escape_first_text(&mut request, |text| self.decoder.escape_unknown_command(text));
         let mut open_turn = AcpTurn::new(turn, self.connection.request(&request));
+        open_turn.prompt_to_repeat = std::mem::take(&mut self.cancel_crossed_end).then_some(request);
         let notices =
             self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
         open_turn.state.emitting =
@@ -206,6 +211,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
     }
 
     fn text_prompt_params(&self, text: &str) -> Value {
+        let escaped = self.decoder.escape_unknown_command(text);
+        let text = escaped.as_deref().unwrap_or(text);
         json!({"sessionId": self.session, "prompt": [{"type": "text", "text": text}]})
     }
 
@@ -257,6 +264,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
         match message {
             RawJsonRpcMessage::Response(response) if open_turn.open_prompts.contains(response.id()) => {
                 open_turn.open_prompts.retain(|id| id != response.id());
+                if self.repeat_prompt(open_turn, &response) {
+                    return Ok(None);
+                }
+                self.cancel_crossed_end |= open_turn.cancelled && !is_cancelled_response(&response);
                 let by_refusal = open_turn.tool_refused && !open_turn.cancelled;
                 let outcome =
                     turn_outcome(&mut self.decoder, open_turn.state.turn, by_refusal, response).await?;
@@ -307,6 +318,17 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             }
         }
         Ok(None)
+    }
+
+    /// Sends the prompt again if the agent has applied the stop of an earlier run to it: it reports a cancel that nobody
+    /// requested in this turn, before any output.
+    fn repeat_prompt(&mut self, open_turn: &mut AcpTurn<'_>, response: &RawJsonRpcResponse) -> bool {
+        let Some(request) = open_turn.prompt_to_repeat.take() else { return false };
+        let is_stale = is_cancelled_response(response) && !open_turn.cancelled && !self.decoder.has_output();
+        if is_stale {
+            open_turn.open_prompts.push(self.connection.request(&request));
+        }
+        is_stale
     }
 
     fn decode_update(&mut self, update: SessionUpdate) -> Vec<TurnUpdate> {
@@ -474,6 +496,11 @@ fn operation_refused(operation: &AcpClientOperation, why: &str) -> Error {
 
 fn params_value(params: Option<RawJsonRpcParams>) -> Value {
     params.map(RawJsonRpcParams::into_value).unwrap_or_default()
+}
+
+/// Whether the response to a prompt says that the turn was cancelled.
+fn is_cancelled_response(response: &RawJsonRpcResponse) -> bool {
+    matches!(response, RawJsonRpcResponse::Result { result, .. } if result["stopReason"] == "cancelled")
 }
 
 /// Our own scripted agent answers `taken`; the adapters that invented the method answer `injected`.

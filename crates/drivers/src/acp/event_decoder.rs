@@ -7,6 +7,7 @@ use agent_client_protocol::v1::schema::{
 };
 use qd_protocol::event::PlanEntry;
 use qd_protocol::link::TurnUpdate;
+use qd_protocol::manifest::SlashCommandRules;
 use qd_protocol::worker::META_KEY;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -17,6 +18,9 @@ use super::usage::AcpUsageCounter;
 
 /// How many bytes of the agent's last text are kept. An error message fits; a longer answer need not.
 const LAST_TEXT_MAX: usize = 16 << 10;
+
+/// The word before a prompt that begins with a slash and is no command.
+const ESCAPE_WORD: &str = "Message:";
 
 /// Our own entry in a `_meta`, if it is there and has the expected shape.
 pub(super) fn quarterdeck_meta<T: DeserializeOwned>(meta: Option<&Meta>) -> Option<T> {
@@ -29,8 +33,16 @@ pub(super) struct AcpEventDecoder {
     profile: AcpProfile,
     tool_calls: AcpToolCalls,
     usage: AcpUsageCounter,
-    /// The agent's text since its last tool call.
+    /// The agent's text since its last tool call, or from the last piece that begins with an error on.
     last_text: String,
+    /// Whether the last piece of text matches an error pattern.
+    ends_with_error: bool,
+    /// Whether a notice came since the last tool call: an agent that retries a model call reports it so.
+    noticed: bool,
+    /// The commands that the agent has listed; `None` if it has not listed any yet.
+    listed_commands: Option<Vec<String>>,
+    /// Whether the turn had any text, thought or tool call.
+    has_output: bool,
     /// Whether an update reported that the turn failed.
     failure_reported: bool,
 }
@@ -40,16 +52,50 @@ impl AcpEventDecoder {
         Self { profile, ..Self::default() }
     }
 
+    /// Decodes a conversation that is resumed, and that has cost this much before if that is known.
+    pub(super) fn resumed(profile: AcpProfile, earlier_cost_usd: Option<f64>) -> Self {
+        Self { usage: AcpUsageCounter::resumed(earlier_cost_usd), ..Self::new(profile) }
+    }
+
     pub(super) fn profile(&self) -> &AcpProfile {
         &self.profile
+    }
+
+    /// Whether the agent has yet to list the commands that it must be known to have.
+    pub(super) fn waits_for_commands(&self) -> bool {
+        self.profile.slash_commands.ignores_unknown && self.listed_commands.is_none()
+    }
+
+    /// The text as the agent must get it. If the agent would take it for a command that it does not have, and ignore it,
+    /// a word comes first.
+    pub(super) fn escape_unknown_command(&self, text: &str) -> Option<String> {
+        let SlashCommandRules { ignores_unknown, unlisted } = &self.profile.slash_commands;
+        let name = text.trim_start().strip_prefix('/')?.split(char::is_whitespace).next()?;
+        if name.is_empty() {
+            return None;
+        }
+        let known = self.listed_commands.iter().flatten().chain(unlisted).any(|command| command == name);
+        (*ignores_unknown && !known).then(|| format!("{ESCAPE_WORD} {}", text.trim_start()))
+    }
+
+    /// Whether the turn had any text, thought or tool call.
+    pub(super) fn has_output(&self) -> bool {
+        self.has_output
     }
 
     /// Clears the state of the previous turn.
     pub(super) fn begin_turn(&mut self) {
         self.tool_calls.clear();
         self.usage.begin_turn();
-        self.last_text.clear();
+        self.forget_text();
         self.failure_reported = false;
+        self.has_output = false;
+    }
+
+    fn forget_text(&mut self) {
+        self.last_text.clear();
+        self.ends_with_error = false;
+        self.noticed = false;
     }
 
     /// Decodes one session update. Kinds that a session has no use for yield nothing.
@@ -58,6 +104,13 @@ impl AcpEventDecoder {
         update: SessionUpdate,
         terminals: AcpTerminalLookup<'_>,
     ) -> Vec<TurnUpdate> {
+        self.has_output |= matches!(
+            update,
+            SessionUpdate::AgentMessageChunk(_)
+                | SessionUpdate::AgentThoughtChunk(_)
+                | SessionUpdate::ToolCall(_)
+                | SessionUpdate::ToolCallUpdate(_)
+        );
         match update {
             SessionUpdate::AgentMessageChunk(chunk) => self.decode_text_chunk(chunk),
             SessionUpdate::AgentThoughtChunk(chunk) => {
@@ -68,6 +121,11 @@ impl AcpEventDecoder {
             SessionUpdate::Plan(plan) => vec![TurnUpdate::Plan { entries: plan_entries(plan) }],
             SessionUpdate::UsageUpdate(update) => self.usage.count_update(&update).into_iter().collect(),
             SessionUpdate::Notice(notice) => vec![TurnUpdate::Notice { text: notice_text(notice) }],
+            SessionUpdate::AvailableCommandsUpdate(update) => {
+                let names = update.available_commands.into_iter().map(|command| command.name);
+                self.listed_commands = Some(names.collect());
+                Vec::new()
+            }
             SessionUpdate::SessionInfoUpdate(info) => {
                 self.failure_reported |= self.profile.reports_failure(info.meta.as_ref());
                 Vec::new()
@@ -91,13 +149,15 @@ impl AcpEventDecoder {
         usage: Option<&TurnUsage>,
         meta: Option<&Meta>,
     ) -> Option<TurnUpdate> {
-        self.usage.count_response(usage, meta, &self.profile)
+        self.usage.count_response(usage, meta, self.has_output, &self.profile)
     }
 
     /// Why the turn failed, if it did, whatever stop reason the agent reported. Text that matches an error pattern
-    /// counts only if the model used no tokens: otherwise the model may have written it itself.
+    /// counts only if the model used no tokens, because otherwise the model may have written it itself; or if the agent
+    /// has shown a notice of its retries, and this error is its last piece of text.
     pub(super) fn turn_failure(&self) -> Option<String> {
-        let matches_error = !self.usage.has_used() && self.profile.is_error(&self.last_text);
+        let gave_up = self.noticed && self.ends_with_error;
+        let matches_error = gave_up || !self.usage.has_used() && self.profile.is_error(&self.last_text);
         let text = self.last_text.trim();
         (self.failure_reported || matches_error).then(|| match text.is_empty() {
             true => "the agent reported that its turn failed, without a reason".to_owned(),
@@ -110,8 +170,14 @@ impl AcpEventDecoder {
         let used = self.usage.count_chunk(meta.as_ref(), &self.profile);
         let text = content_block_text(content);
         let update = if self.profile.is_notice(&text) {
+            self.noticed = true;
             Some(TurnUpdate::Notice { text: text.trim_end().to_owned() })
         } else {
+            // An agent sends an error as a piece of its own, often right after words of the model without a line break.
+            self.ends_with_error = self.profile.is_error(&text);
+            if self.ends_with_error {
+                self.last_text.clear();
+            }
             if self.last_text.len() < LAST_TEXT_MAX {
                 self.last_text.push_str(&text);
             }
@@ -125,7 +191,7 @@ impl AcpEventDecoder {
         update: ToolCallUpdate,
         terminals: AcpTerminalLookup<'_>,
     ) -> Vec<TurnUpdate> {
-        self.last_text.clear();
+        self.forget_text();
         self.tool_calls.update(update, terminals)
     }
 }
@@ -202,6 +268,53 @@ mod tests {
         let meta = json!({"quota": {"token_count": {"input_tokens": 10, "output_tokens": 2}}});
         decoder.decode_prompt_response(None, meta.as_object());
         assert_eq!(decoder.turn_failure(), None, "the model said so");
+    }
+
+    #[test]
+    fn an_error_right_after_retries_or_words_of_the_model_is_a_failure() {
+        const RETRY: &str = "Info: Response was interrupted due to a server error. Retrying...";
+        const GAVE_UP: &str = "Error: Failed to get response from the AI model; retried 5 times";
+        let mut decoder = decoder_for("copilot");
+        decode_text(&mut decoder, "half a ");
+        decode_text(&mut decoder, "sentence");
+        let retry = decode_text(&mut decoder, RETRY);
+        assert_eq!(
+            retry,
+            [TurnUpdate::Notice { text: RETRY.to_owned() }],
+            "a retry is no part of the answer"
+        );
+        decode_text(&mut decoder, "half a ");
+        decode_text(&mut decoder, GAVE_UP);
+        assert_eq!(decoder.turn_failure().as_deref(), Some(GAVE_UP));
+        // The call before it, with a tool, used tokens.
+        let meta = json!({"quota": {"token_count": {"input_tokens": 10, "output_tokens": 2}}});
+        decoder.decode_prompt_response(None, meta.as_object());
+        assert_eq!(decoder.turn_failure().as_deref(), Some(GAVE_UP));
+        decoder.begin_turn();
+        decode_text(&mut decoder, RETRY);
+        for piece in ["the log says\n", "Error: disk full", ", so I stopped"] {
+            decode_text(&mut decoder, piece);
+        }
+        let meta = json!({"quota": {"token_count": {"input_tokens": 20, "output_tokens": 4}}});
+        decoder.decode_prompt_response(None, meta.as_object());
+        assert_eq!(decoder.turn_failure(), None, "the retry succeeded, and the model said so");
+    }
+
+    #[test]
+    fn a_prompt_that_only_looks_like_a_command_is_escaped_where_it_would_be_ignored() {
+        let mut decoder = decoder_for("opencode");
+        assert!(decoder.waits_for_commands());
+        let listed = json!({"sessionUpdate": "available_commands_update", "availableCommands": [
+            {"name": "init", "description": ""},
+        ]});
+        decoder.decode(serde_json::from_value(listed).unwrap(), &|_| None);
+        assert!(!decoder.waits_for_commands());
+        let escaped = decoder.escape_unknown_command(" /etc/hosts is wrong");
+        assert_eq!(escaped.as_deref(), Some("Message: /etc/hosts is wrong"));
+        for text in ["/init", "/compact", "/init now", "a / b", "/ is a slash", "hello"] {
+            assert_eq!(decoder.escape_unknown_command(text), None, "{text}");
+        }
+        assert_eq!(decoder_for("gemini").escape_unknown_command("/etc/hosts is wrong"), None);
     }
 
     #[test]

@@ -32,6 +32,8 @@ use crate::tool_server::{SERVER_NAME, ToolServer};
 const REPLAY_SILENCE: Duration = Duration::from_millis(400);
 /// The longest time to wait for a late replay.
 const REPLAY_MAX: Duration = Duration::from_secs(10);
+/// The longest time to wait for the list of the agent's commands. It follows the session at once.
+const COMMAND_LIST_MAX: Duration = Duration::from_secs(2);
 
 /// Options for opening a conversation.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(super) struct AcpHandshakeOptions<'a> {
     pub(super) system_prompt: Option<&'a str>,
     /// The agent's id of the conversation to resume.
     pub(super) resume: Option<&'a str>,
+    /// What that conversation has cost before, if it is known.
+    pub(super) earlier_cost_usd: Option<f64>,
     pub(super) profile: AcpProfile,
     /// Whether we offer to run commands for the agent.
     pub(super) runs_commands: bool,
@@ -74,7 +78,7 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut decoder = AcpEventDecoder::new(options.profile.clone());
+    let mut decoder = AcpEventDecoder::resumed(options.profile.clone(), options.earlier_cost_usd);
     let hello = call(connection, &mut decoder, &initialize_request(options)).await;
     let hello = hello.map_err(explain_first_refusal)?;
     if hello.protocol_version != ProtocolVersion::V1 {
@@ -94,6 +98,7 @@ where
                     drain_replay(connection, &mut decoder).await?;
                 }
                 apply_settings(connection, &mut decoder, &session, options, &settings).await?;
+                wait_for_commands(connection, &mut decoder).await?;
                 return Ok(AcpHandshakeResult { session, capabilities, decoder, resume_failure });
             }
             Err(AcpHandshakeError::AgentExited) => return Err(AcpHandshakeError::AgentExited),
@@ -109,6 +114,7 @@ where
         .map_err(AcpHandshakeError::Refused)?;
     let settings = AcpSessionSettings::parse(response);
     apply_settings(connection, &mut decoder, &new_session.session_id, options, &settings).await?;
+    wait_for_commands(connection, &mut decoder).await?;
     Ok(AcpHandshakeResult { session: new_session.session_id, capabilities, decoder, resume_failure })
 }
 
@@ -244,6 +250,24 @@ where
     while let Ok(message) =
         tokio::time::timeout_at(deadline.min(Instant::now() + REPLAY_SILENCE), connection.next(true)).await
     {
+        handle_setup_message(connection, decoder, message.ok_or(AcpHandshakeError::AgentExited)?);
+    }
+    Ok(())
+}
+
+/// Waits until the agent has listed its commands, if they must be known before a prompt.
+async fn wait_for_commands<R, W>(
+    connection: &mut AcpConnection<R, W>,
+    decoder: &mut AcpEventDecoder,
+) -> Result<(), AcpHandshakeError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let deadline = Instant::now() + COMMAND_LIST_MAX;
+    while decoder.waits_for_commands() {
+        // An agent that lists nothing has no commands that we know of.
+        let Ok(message) = tokio::time::timeout_at(deadline, connection.next(true)).await else { break };
         handle_setup_message(connection, decoder, message.ok_or(AcpHandshakeError::AgentExited)?);
     }
     Ok(())

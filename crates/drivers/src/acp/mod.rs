@@ -107,6 +107,7 @@ impl<'a> AcpHandshakeOptions<'a> {
             model: spec.model.as_deref(),
             system_prompt: spec.system_prompt.as_deref(),
             resume: spec.agent_session_id.as_deref(),
+            earlier_cost_usd: spec.conversation_cost_usd,
             profile,
             runs_commands,
             tools: ToolServer::from_spec(spec),

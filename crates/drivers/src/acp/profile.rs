@@ -2,7 +2,9 @@
 //! for one agent than for another depends on a field here.
 
 use agent_client_protocol::v1::schema::Meta;
-use qd_protocol::manifest::{FailureMarker, Manifest, QuestionMethod, RefusalRule, SteerMethod, TokenScope};
+use qd_protocol::manifest::{
+    FailureMarker, Manifest, QuestionMethod, RefusalRule, SlashCommandRules, SteerMethod, TokenScope,
+};
 use qd_protocol::worker::AgentSpec;
 use regex::Regex;
 use serde_json::Value;
@@ -34,6 +36,7 @@ pub(super) struct AcpProfile {
     pub(super) failed_when: Option<FailureMarker>,
     /// What opens a session in which the agent asks before it acts.
     pub(super) session_meta: Meta,
+    pub(super) slash_commands: SlashCommandRules,
 }
 
 impl AcpProfile {
@@ -54,6 +57,7 @@ impl AcpProfile {
             notice_patterns: patterns(&manifest.parse.notice_lines),
             failed_when: manifest.turn.failed_when.clone(),
             session_meta: manifest.policy.session_meta.clone(),
+            slash_commands: manifest.turn.slash_commands.clone(),
         }
     }
 

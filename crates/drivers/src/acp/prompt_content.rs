@@ -31,6 +31,19 @@ pub(super) fn prompt_request(
     (request.meta(meta), left_out)
 }
 
+/// Replaces the first text of a prompt by what `escape` makes of it. Only the first can be taken for a command.
+pub(super) fn escape_first_text(request: &mut PromptRequest, escape: impl Fn(&str) -> Option<String>) {
+    let first = request.prompt.iter_mut().find_map(|block| match block {
+        ContentBlock::Text(text) => Some(&mut text.text),
+        _ => None,
+    });
+    if let Some(first) = first
+        && let Some(escaped) = escape(first)
+    {
+        *first = escaped;
+    }
+}
+
 fn file_block(file: &PromptFile, capabilities: &PromptCapabilities) -> Option<ContentBlock> {
     let PromptFile { name, mime, data } = file;
     if mime.starts_with("image/") && capabilities.image {

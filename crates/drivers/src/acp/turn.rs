@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use agent_client_protocol::v1::schema::PromptRequest;
 use agent_client_protocol::{Error, RawJsonRpcId};
 use qd_protocol::EventNumber;
 use serde_json::Value;
@@ -29,6 +30,8 @@ pub(super) struct AcpTurn<'t> {
     /// same operation from the client is not asked about twice.
     pub(super) allowed_arguments: Vec<String>,
     pub(super) tool_refused: bool,
+    /// The prompt, if it is to be sent again should the agent apply the stop of an earlier run to it.
+    pub(super) prompt_to_repeat: Option<PromptRequest>,
     pub(super) cancelled: bool,
     last_cancel_sent: Option<Instant>,
     /// Whether a cancel was sent after the first sign that the agent has begun this turn.
@@ -45,6 +48,7 @@ impl<'t> AcpTurn<'t> {
             pullable_steers: VecDeque::new(),
             allowed_arguments: Vec::new(),
             tool_refused: false,
+            prompt_to_repeat: None,
             cancelled: false,
             last_cancel_sent: None,
             cancelled_since_start: false,

@@ -16,6 +16,10 @@ use crate::pricing::{TOKENS_MAX, clamp_cost, round_cost};
 #[derive(Debug, Default)]
 pub(super) struct AcpUsageCounter {
     totals: AcpUsageTotals,
+    /// Whether the agent has reported a cost.
+    reports_cost: bool,
+    /// Whether nobody knows what the conversation had cost when it was resumed. Then the agent's first total shows it.
+    earlier_cost_unknown: bool,
     /// Whether the current turn used any tokens or money.
     used_in_turn: bool,
 }
@@ -37,6 +41,17 @@ struct AcpTokenCounts {
 }
 
 impl AcpUsageCounter {
+    /// Counts a conversation that is resumed. Agents continue their total of its cost, also in another process; their
+    /// token counts begin again.
+    pub(super) fn resumed(earlier_cost_usd: Option<f64>) -> Self {
+        let cost_usd = clamp_cost(earlier_cost_usd.unwrap_or(0.0));
+        Self {
+            totals: AcpUsageTotals { cost_usd, ..AcpUsageTotals::default() },
+            earlier_cost_unknown: earlier_cost_usd.is_none(),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn begin_turn(&mut self) {
         self.used_in_turn = false;
     }
@@ -55,6 +70,10 @@ impl AcpUsageCounter {
         }
         if let Some(cost) = update.cost.as_ref().filter(|cost| cost.currency.eq_ignore_ascii_case("USD")) {
             totals.cost_usd = cost.amount;
+            self.reports_cost = true;
+            if std::mem::take(&mut self.earlier_cost_unknown) {
+                self.totals.cost_usd = clamp_cost(cost.amount);
+            }
         }
         self.report_increase(totals, None)
     }
@@ -66,11 +85,12 @@ impl AcpUsageCounter {
         self.add_tokens(input_tokens, output_tokens, profile)
     }
 
-    /// Counts the tokens in the response to a prompt.
+    /// Counts the tokens in the response to a prompt. `has_output`: the turn had any output.
     pub(super) fn count_response(
         &mut self,
         usage: Option<&TurnUsage>,
         meta: Option<&Meta>,
+        has_output: bool,
         profile: &AcpProfile,
     ) -> Option<TurnUpdate> {
         let (input, output) = match usage {
@@ -87,7 +107,9 @@ impl AcpUsageCounter {
             }
         };
         match profile.tokens_of {
-            TokenScope::Turn => self.add_tokens(input, output, profile),
+            // Without output there was no call in this turn, and the last call is one of an earlier turn.
+            TokenScope::Call if !has_output => None,
+            TokenScope::Turn | TokenScope::Call => self.add_tokens(input, output, profile),
             TokenScope::Session => {
                 let cost_usd = self.totals.cost_usd;
                 self.report_increase(
@@ -127,7 +149,8 @@ impl AcpUsageCounter {
             return None;
         }
         self.used_in_turn = true;
-        Some(TurnUpdate::Usage { usage })
+        let conversation_cost_usd = self.reports_cost.then_some(round_cost(now.cost_usd));
+        Some(TurnUpdate::Usage { usage, conversation_cost_usd })
     }
 }
 
@@ -141,7 +164,50 @@ mod tests {
     use qd_protocol::worker::META_KEY;
 
     fn usage_update(input_tokens: u64, output_tokens: u64, cost_usd: f64) -> Option<TurnUpdate> {
-        Some(TurnUpdate::Usage { usage: TokenUsage { input_tokens, output_tokens, cost_usd } })
+        Some(TurnUpdate::usage(TokenUsage { input_tokens, output_tokens, cost_usd }))
+    }
+
+    /// The increments of a list of totals of the cost, and the last total that is remembered.
+    fn count_costs(counter: &mut AcpUsageCounter, totals: &[f64]) -> (Vec<f64>, Option<f64>) {
+        let mut remembered = None;
+        let count = |total: &f64| {
+            let update = UsageUpdate::new(0, 0).cost(Cost::new(*total, "USD"));
+            match counter.count_update(&update) {
+                Some(TurnUpdate::Usage { usage, conversation_cost_usd }) => {
+                    remembered = conversation_cost_usd;
+                    usage.cost_usd
+                }
+                _ => 0.0,
+            }
+        };
+        (totals.iter().map(count).collect(), remembered)
+    }
+
+    #[test]
+    fn a_resumed_conversation_goes_on_from_its_last_total() {
+        let (first, total) = count_costs(&mut AcpUsageCounter::default(), &[0.1, 0.3]);
+        assert_eq!((first, total), (vec![0.1, 0.2], Some(0.3)));
+        let (resumed, total) = count_costs(&mut AcpUsageCounter::resumed(total), &[0.3, 0.35]);
+        assert_eq!((resumed, total), (vec![0.0, 0.05], Some(0.35)));
+        let (again, _) = count_costs(&mut AcpUsageCounter::resumed(Some(0.35)), &[0.02, 0.03]);
+        assert_eq!(again, [0.02, 0.01], "an agent that counts from zero again is believed");
+        let (adopted, total) = count_costs(&mut AcpUsageCounter::resumed(None), &[7.0, 7.5]);
+        assert_eq!(
+            (adopted, total),
+            (vec![0.0, 0.5], Some(7.5)),
+            "what it cost elsewhere is not billed here"
+        );
+    }
+
+    #[test]
+    fn a_turn_without_output_does_not_repeat_the_last_call_of_an_earlier_turn() {
+        let profile = AcpProfile { tokens_of: TokenScope::Call, ..AcpProfile::default() };
+        let usage = TurnUsage::new(107, 100, 7);
+        let mut counter = AcpUsageCounter::default();
+        let mut count = |has_output| counter.count_response(Some(&usage), None, has_output, &profile);
+        assert_eq!(count(true), usage_update(100, 7, 0.0));
+        assert_eq!(count(false), None);
+        assert_eq!(count(true), usage_update(100, 7, 0.0));
     }
 
     #[test]
@@ -152,10 +218,14 @@ mod tests {
             let update = UsageUpdate::new(0, 0).cost(Cost::new(cost, "USD"));
             counter.count_update(&update.meta(meta.as_object().cloned()))
         };
-        assert_eq!(report(10, 0.1), usage_update(10, 1, 0.1));
-        assert_eq!(report(30, 0.1 + 0.2), usage_update(20, 0, 0.2));
+        let totalled = |input_tokens, output_tokens, cost_usd, total| {
+            let usage = TokenUsage { input_tokens, output_tokens, cost_usd };
+            Some(TurnUpdate::Usage { usage, conversation_cost_usd: Some(total) })
+        };
+        assert_eq!(report(10, 0.1), totalled(10, 1, 0.1, 0.1));
+        assert_eq!(report(30, 0.1 + 0.2), totalled(20, 0, 0.2, 0.3));
         assert_eq!(report(30, 0.1 + 0.2), None);
-        assert_eq!(report(5, 0.05), usage_update(5, 0, 0.05), "a total that fell has begun again");
+        assert_eq!(report(5, 0.05), totalled(5, 0, 0.05, 0.05), "a total that fell has begun again");
     }
 
     #[test]
@@ -171,7 +241,7 @@ mod tests {
             let meta = json!({META_KEY: {"input_tokens": tokens, "output_tokens": 0}});
             let update = UsageUpdate::new(0, 0).cost(Cost::new(cost, "USD"));
             match counter.count_update(&update.meta(meta.as_object().cloned())) {
-                Some(TurnUpdate::Usage { usage }) => Some((usage.input_tokens, usage.cost_usd)),
+                Some(TurnUpdate::Usage { usage, .. }) => Some((usage.input_tokens, usage.cost_usd)),
                 _ => None,
             }
         };
@@ -187,15 +257,27 @@ mod tests {
             (AcpProfile::default(), AcpProfile { tokens_of: TokenScope::Session, ..AcpProfile::default() });
         let usage = |input, output| TurnUsage::new(input + output, input, output);
         let mut counter = AcpUsageCounter::default();
-        assert_eq!(counter.count_response(Some(&usage(100, 7)), None, &per_turn), usage_update(100, 7, 0.0));
+        assert_eq!(
+            counter.count_response(Some(&usage(100, 7)), None, true, &per_turn),
+            usage_update(100, 7, 0.0)
+        );
         assert!(counter.has_used());
         counter.begin_turn();
         assert!(!counter.has_used());
-        assert_eq!(counter.count_response(Some(&usage(100, 7)), None, &per_turn), usage_update(100, 7, 0.0));
+        assert_eq!(
+            counter.count_response(Some(&usage(100, 7)), None, true, &per_turn),
+            usage_update(100, 7, 0.0)
+        );
         let mut counter = AcpUsageCounter::default();
-        assert_eq!(counter.count_response(Some(&usage(100, 7)), None, &whole), usage_update(100, 7, 0.0));
-        assert_eq!(counter.count_response(Some(&usage(200, 14)), None, &whole), usage_update(100, 7, 0.0));
-        assert_eq!(counter.count_response(Some(&usage(200, 14)), None, &whole), None);
+        assert_eq!(
+            counter.count_response(Some(&usage(100, 7)), None, true, &whole),
+            usage_update(100, 7, 0.0)
+        );
+        assert_eq!(
+            counter.count_response(Some(&usage(200, 14)), None, true, &whole),
+            usage_update(100, 7, 0.0)
+        );
+        assert_eq!(counter.count_response(Some(&usage(200, 14)), None, true, &whole), None);
     }
 
     #[test]
@@ -210,9 +292,9 @@ mod tests {
             "each call is another"
         );
         let quota = json!({"quota": {"token_count": {"input_tokens": 10, "output_tokens": 2}}});
-        assert_eq!(counter.count_response(None, quota.as_object(), &profile), usage_update(10, 2, 0.0));
+        assert_eq!(counter.count_response(None, quota.as_object(), true, &profile), usage_update(10, 2, 0.0));
         assert_eq!(
-            counter.count_response(None, json!({"quota": {"token_count": null}}).as_object(), &profile),
+            counter.count_response(None, json!({"quota": {"token_count": null}}).as_object(), true, &profile),
             None
         );
     }

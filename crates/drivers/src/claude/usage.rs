@@ -97,7 +97,7 @@ impl ClaudeUsageCounter {
             // An estimate that was too high cannot be taken back.
             cost_usd: round_cost((actual.cost_usd - emitted.cost_usd).max(0.0)),
         };
-        (missing != TokenUsage::default()).then_some(TurnUpdate::Usage { usage: missing })
+        (missing != TokenUsage::default()).then_some(TurnUpdate::usage(missing))
     }
 
     fn emit(&mut self, usage: TokenUsage) -> Option<TurnUpdate> {
@@ -105,7 +105,7 @@ impl ClaudeUsageCounter {
             return None;
         }
         self.emitted += usage;
-        Some(TurnUpdate::Usage { usage })
+        Some(TurnUpdate::usage(usage))
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     fn usage_update(input_tokens: u64, output_tokens: u64, cost_usd: f64) -> Option<TurnUpdate> {
-        Some(TurnUpdate::Usage { usage: TokenUsage { input_tokens, output_tokens, cost_usd } })
+        Some(TurnUpdate::usage(TokenUsage { input_tokens, output_tokens, cost_usd }))
     }
 
     fn message_with_usage(model: &str, input: u64) -> Value {

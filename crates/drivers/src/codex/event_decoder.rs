@@ -216,8 +216,7 @@ impl CodexEventDecoder {
         };
         let live = self.run_of_turn(&turn).is_some();
         let usage = self.usage.count_report(&thread, live, token_usage);
-        let mut updates: Vec<TurnUpdate> =
-            usage.map(|usage| TurnUpdate::Usage { usage }).into_iter().collect();
+        let mut updates: Vec<TurnUpdate> = usage.map(TurnUpdate::usage).into_iter().collect();
         if self.threads_with_tools.remove(&thread) {
             updates.push(TurnUpdate::ModelCall);
         } else if live {

@@ -152,7 +152,7 @@ impl ForeignPeerEvent {
                 output: json!(error),
                 is_error: true,
             },
-            Self::Complete { usage } => TurnUpdate::Usage { usage: usage?.into() },
+            Self::Complete { usage } => TurnUpdate::usage(usage?.into()),
         })
     }
 }
@@ -222,7 +222,7 @@ mod tests {
         let expected = TokenUsage { input_tokens: 3, output_tokens: 4, cost_usd: 0.0 };
         assert_eq!(
             decode(&mut decoder, json!({"type": "complete", "usage": usage})),
-            Some(TurnUpdate::Usage { usage: expected })
+            Some(TurnUpdate::usage(expected))
         );
     }
 

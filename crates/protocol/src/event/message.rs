@@ -183,13 +183,16 @@ pub struct UsageReported {
     pub input_tokens: u64,
     pub output_tokens: u64,
     pub cost_usd: f64,
+    /// The agent's own total of the conversation in US dollars, from which a resumed conversation continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation_cost_usd: Option<f64>,
     /// The run that had already ended when this report came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
 }
 
 impl UsageReported {
-    /// The increment alone, without `after_run`.
+    /// The increment alone.
     pub fn usage(&self) -> TokenUsage {
         TokenUsage {
             input_tokens: self.input_tokens,

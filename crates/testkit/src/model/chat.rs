@@ -76,7 +76,7 @@ impl ModelReplyEncoder for ChatEncoder {
 
     fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
         let message = match reply {
-            ModelReply::Text => json!({ "role": "assistant", "content": text }),
+            ModelReply::Text | ModelReply::TruncatedText => json!({ "role": "assistant", "content": text }),
             ModelReply::Call(call) => {
                 json!({ "role": "assistant", "content": null, "tool_calls": [self.tool_call(call)] })
             }
@@ -89,7 +89,11 @@ impl ModelReplyEncoder for ChatEncoder {
 }
 
 fn finish_reason(reply: &ModelReply) -> &'static str {
-    if matches!(reply, ModelReply::Text) { "stop" } else { "tool_calls" }
+    match reply {
+        ModelReply::Text => "stop",
+        ModelReply::TruncatedText => "length",
+        ModelReply::Call(_) => "tool_calls",
+    }
 }
 
 fn usage(tokens: u64) -> Value {

@@ -58,7 +58,7 @@ impl GeminiEncoder {
 
     fn part(&self, reply: &ModelReply, text: &str) -> Value {
         match reply {
-            ModelReply::Text => json!({ "text": text }),
+            ModelReply::Text | ModelReply::TruncatedText => json!({ "text": text }),
             ModelReply::Call(call) => {
                 let id = format!("fc_{}", self.id);
                 json!({ "functionCall": { "id": id, "name": call.name, "args": call.args } })
@@ -79,11 +79,15 @@ impl ModelReplyEncoder for GeminiEncoder {
 
     fn encode_end(&mut self, reply: &ModelReply, tokens: u64) -> String {
         self.tokens = tokens;
-        sse(None, &self.response(&self.part(reply, ""), Some("STOP")))
+        sse(None, &self.response(&self.part(reply, ""), Some(finish_reason(reply))))
     }
 
     fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
         self.tokens = tokens;
-        self.response(&self.part(reply, text), Some("STOP"))
+        self.response(&self.part(reply, text), Some(finish_reason(reply)))
     }
+}
+
+fn finish_reason(reply: &ModelReply) -> &'static str {
+    if matches!(reply, ModelReply::TruncatedText) { "MAX_TOKENS" } else { "STOP" }
 }

@@ -69,7 +69,7 @@ impl MessagesEncoder {
 impl ModelReplyEncoder for MessagesEncoder {
     fn encode_start(&mut self, reply: &ModelReply) -> String {
         let block = match reply {
-            ModelReply::Text => json!({ "type": "text", "text": "" }),
+            ModelReply::Text | ModelReply::TruncatedText => json!({ "type": "text", "text": "" }),
             ModelReply::Call(call) => self.tool_use(call, &json!({})),
         };
         let mut out = sse_event(
@@ -99,7 +99,7 @@ impl ModelReplyEncoder for MessagesEncoder {
 
     fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
         let block = match reply {
-            ModelReply::Text => json!({ "type": "text", "text": text }),
+            ModelReply::Text | ModelReply::TruncatedText => json!({ "type": "text", "text": text }),
             ModelReply::Call(call) => self.tool_use(call, &call.args),
         };
         self.message(json!([block]), json!(stop_reason(reply)), tokens)
@@ -107,7 +107,11 @@ impl ModelReplyEncoder for MessagesEncoder {
 }
 
 fn stop_reason(reply: &ModelReply) -> &'static str {
-    if matches!(reply, ModelReply::Text) { "end_turn" } else { "tool_use" }
+    match reply {
+        ModelReply::Text => "end_turn",
+        ModelReply::TruncatedText => "max_tokens",
+        ModelReply::Call(_) => "tool_use",
+    }
 }
 
 fn sse_event(data: &Value) -> String {

@@ -20,6 +20,10 @@
 //! | `BURST:N` | streams `b0 b1 ...`, N tokens, as fast as they are read |
 //! | `ERR:STATUS`, `ERRONCE:STATUS` | answers with that status: always, or only for the first request with this text |
 //! | `DROP`, `DROPONCE` | streams three tokens and cuts the connection: always, or only the first time |
+//! | `EMPTY-BODY` | answers with status 200 and nothing else |
+//! | `GARBLED` | streams events whose data is no JSON |
+//! | `OUT-OF-TOKENS` | streams a few words and ends because the answer has reached its limit of tokens |
+//! | `HANG` | accepts the request and never answers |
 //!
 //! After its tools' results, the model answers as it does without a marker. Every answer costs [`INPUT_TOKENS`] of
 //! input, and one token of output per word, or [`CALL_TOKENS`] for a call. A request that offers no tools or wants

@@ -101,9 +101,19 @@ impl ResponsesEncoder {
         item
     }
 
+    fn finished_response(&self, reply: &ModelReply, item: Value, tokens: u64) -> Value {
+        if !matches!(reply, ModelReply::TruncatedText) {
+            return self.response("completed", json!([item]), usage(tokens));
+        }
+        let mut response = self.response("incomplete", json!([item]), usage(tokens));
+        response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        response
+    }
+
     fn output_item(&self, reply: &ModelReply, text: &str) -> Value {
         match reply {
             ModelReply::Text => self.message_item("completed", json!([output_text(text)])),
+            ModelReply::TruncatedText => self.message_item("incomplete", json!([output_text(text)])),
             ModelReply::Call(call) => self.call_item("completed", call, &call.args.to_string()),
         }
     }
@@ -114,13 +124,13 @@ impl ModelReplyEncoder for ResponsesEncoder {
         let response = self.response("in_progress", json!([]), Value::Null);
         let mut out = self.event(json!({ "type": "response.created", "response": response }));
         let item = match reply {
-            ModelReply::Text => self.message_item("in_progress", json!([])),
+            ModelReply::Text | ModelReply::TruncatedText => self.message_item("in_progress", json!([])),
             ModelReply::Call(call) => self.call_item("in_progress", call, ""),
         };
         out += &self.event(json!({ "type": "response.output_item.added", "output_index": 0, "item": &item }));
         let id = &item["id"];
         out + &match reply {
-            ModelReply::Text => self.event(json!({
+            ModelReply::Text | ModelReply::TruncatedText => self.event(json!({
                 "type": "response.content_part.added", "item_id": id, "output_index": 0, "content_index": 0,
                 "part": output_text(""),
             })),
@@ -153,7 +163,7 @@ impl ModelReplyEncoder for ResponsesEncoder {
         let text = std::mem::take(&mut self.text);
         let item = self.output_item(reply, &text);
         let mut out = String::new();
-        if let ModelReply::Text = reply {
+        if matches!(reply, ModelReply::Text | ModelReply::TruncatedText) {
             let id = &item["id"];
             out += &self.event(json!({
                 "type": "response.output_text.done", "item_id": id, "output_index": 0, "content_index": 0,
@@ -165,12 +175,13 @@ impl ModelReplyEncoder for ResponsesEncoder {
             }));
         }
         out += &self.event(json!({ "type": "response.output_item.done", "output_index": 0, "item": &item }));
-        let response = self.response("completed", json!([item]), usage(tokens));
-        out + &self.event(json!({ "type": "response.completed", "response": response }))
+        let response = self.finished_response(reply, item, tokens);
+        let kind = format!("response.{}", response["status"].as_str().unwrap_or_default());
+        out + &self.event(json!({ "type": kind, "response": response }))
     }
 
     fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
-        self.response("completed", json!([self.output_item(reply, text)]), usage(tokens))
+        self.finished_response(reply, self.output_item(reply, text), tokens)
     }
 }
 

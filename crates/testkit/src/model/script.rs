@@ -21,6 +21,12 @@ pub(super) enum ModelPlan {
         tokens: Vec<String>,
         pause: Duration,
     },
+    /// Sends these tokens, and then says that the answer has reached its limit of tokens.
+    Truncate(Vec<String>),
+    /// Answers with status 200 and this body, whatever the API expects.
+    SendBody(&'static str),
+    /// Never answers.
+    Hang,
 }
 
 /// The pause between tokens of a slow answer: five per second.
@@ -28,6 +34,9 @@ const SLOW_TOKEN_PAUSE: Duration = Duration::from_millis(200);
 
 /// The pause between tokens of an answer that is cut, so that each token is sent before the cut.
 const BEFORE_CUT: Duration = Duration::from_millis(30);
+
+/// What Copilot tells the model by itself after an answer that was truncated.
+const CONTINUE_REQUEST: &str = "Please continue from where you left off";
 
 /// The name of the process that `TOOL:sleep:SECONDS` starts, given as its `argv[0]`.
 pub fn sleeper_name(seconds: &str) -> String {
@@ -64,6 +73,16 @@ impl ModelScript {
         } else if text.contains("DROP") {
             return plan_cut();
         }
+        // An agent that asks for the rest of a truncated answer gets an answer that is truncated again.
+        let is_own_request = text.starts_with(CONTINUE_REQUEST);
+        let marked = if is_own_request {
+            earlier.iter().rfind(|it| !it.starts_with(CONTINUE_REQUEST))
+        } else {
+            Some(text)
+        };
+        if let Some(plan) = marked.and_then(|text| plan_strange_answer(text)) {
+            return plan;
+        }
         if let Some(plan) = plan_tool_call(request, text, results.len()) {
             return plan;
         }
@@ -91,6 +110,21 @@ impl ModelScript {
             texts.len(),
             results.len()
         ))
+    }
+}
+
+/// An answer of a model or a network that does not work as it should, if `text` asks for one.
+fn plan_strange_answer(text: &str) -> Option<ModelPlan> {
+    if text.contains("EMPTY-BODY") {
+        Some(ModelPlan::SendBody(""))
+    } else if text.contains("GARBLED") {
+        Some(ModelPlan::SendBody("data: {\"id\": \"cut of\n\ndata: }{\n\n"))
+    } else if text.contains("OUT-OF-TOKENS") {
+        Some(ModelPlan::Truncate(["as ", "long ", "as "].map(str::to_owned).to_vec()))
+    } else if text.contains("HANG") {
+        Some(ModelPlan::Hang)
+    } else {
+        None
     }
 }
 

@@ -5,7 +5,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -29,6 +29,8 @@ use crate::response_body::TestResponseBody;
 #[derive(Debug)]
 pub(super) enum ModelReply {
     Text,
+    /// Text that ends at the limit of tokens.
+    TruncatedText,
     Call(ModelToolCall),
 }
 
@@ -199,7 +201,8 @@ async fn run_plan(
     mut encoder: Box<dyn ModelReplyEncoder>,
     stream: bool,
 ) -> Response<TestResponseBody> {
-    let (tokens, pause, is_cut) = match plan {
+    let (mut reply, mut is_cut) = (ModelReply::Text, false);
+    let (tokens, pause) = match plan {
         ModelPlan::Refuse(status) => {
             entry.finish_refused(status);
             return error_response(status, "the script wants it");
@@ -216,8 +219,23 @@ async fn run_plan(
             entry.finish();
             return response;
         }
-        ModelPlan::Say { tokens, pause } => (tokens, pause, false),
-        ModelPlan::Cut { tokens, pause } => (tokens, pause, true),
+        ModelPlan::SendBody(body) => {
+            entry.finish();
+            return event_stream(TestResponseBody::Whole(Some(body.into())));
+        }
+        ModelPlan::Hang => {
+            // If the client goes away, this future is dropped, and the log entry with it.
+            return std::future::pending().await;
+        }
+        ModelPlan::Say { tokens, pause } => (tokens, pause),
+        ModelPlan::Truncate(tokens) => {
+            reply = ModelReply::TruncatedText;
+            (tokens, Duration::ZERO)
+        }
+        ModelPlan::Cut { tokens, pause } => {
+            is_cut = true;
+            (tokens, pause)
+        }
     };
     if !stream && !is_cut {
         // If the client goes away meanwhile, this future is dropped, and the log entry with it.
@@ -225,8 +243,7 @@ async fn run_plan(
             tokio::time::sleep(pause).await;
             entry.tokens += 1;
         }
-        let response =
-            json_response(200, &encoder.encode_whole(&ModelReply::Text, &tokens.concat(), entry.tokens));
+        let response = json_response(200, &encoder.encode_whole(&reply, &tokens.concat(), entry.tokens));
         entry.finish();
         return response;
     }
@@ -235,7 +252,7 @@ async fn run_plan(
         let client = sender.clone();
         let stream_answer = async {
             let send = async |text: String| sender.send(Ok(text.into())).await.is_ok();
-            let mut is_connected = send(encoder.encode_start(&ModelReply::Text)).await;
+            let mut is_connected = send(encoder.encode_start(&reply)).await;
             for token in &tokens {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
@@ -250,7 +267,7 @@ async fn run_plan(
                 if sender.send(Err(error)).await.is_ok() {
                     entry.finish_cut();
                 }
-            } else if send(encoder.encode_end(&ModelReply::Text, entry.tokens)).await {
+            } else if send(encoder.encode_end(&reply, entry.tokens)).await {
                 entry.finish();
             }
         };

@@ -247,6 +247,30 @@ async fn a_stream_is_cut_in_its_middle() {
 }
 
 #[tokio::test]
+async fn strange_answers_are_what_their_markers_say() {
+    for (api, limit) in APIS.into_iter().zip(["max_tokens", "max_output_tokens", "length", "MAX_TOKENS"]) {
+        let model = FakeModel::start();
+        assert_eq!(post(&model, api, &["EMPTY-BODY"], true).await, (200, String::new()));
+        let (status, garbled) = post(&model, api, &["GARBLED"], true).await;
+        let data = garbled.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        assert!(status == 200 && serde_json::from_str::<Value>(data).is_err(), "{api:?}: {garbled}");
+        for texts in [&["OUT-OF-TOKENS"][..], &["OUT-OF-TOKENS", "Please continue from where you left off."]]
+        {
+            for stream in [true, false] {
+                let (_, truncated) = post(&model, api, texts, stream).await;
+                assert!(truncated.contains(limit), "{api:?}: {truncated}");
+            }
+        }
+        let (path, body) = request(api, &["HANG"], true);
+        drop(open(&model, &path, &body).await);
+        let is_gone = |record: &ModelRequestRecord| {
+            record.last_text() == "HANG" && record.outcome != ModelRequestOutcome::Streaming
+        };
+        model.wait_for("the hanging request to be dropped", is_gone).await;
+    }
+}
+
+#[tokio::test]
 async fn side_calls_follow_no_script_and_are_no_turns() {
     for api in APIS {
         let model = FakeModel::start();

@@ -29,7 +29,7 @@ pub fn parse_event(event: Map<String, Value>) -> Option<TurnUpdate> {
         }),
         PlainEvent::Plan { entries } => Some(TurnUpdate::Plan { entries: entries.into_owned() }),
         PlainEvent::Notice { content } => Some(TurnUpdate::Notice { text: content.into_owned() }),
-        PlainEvent::Usage(usage) => Some(TurnUpdate::Usage { usage }),
+        PlainEvent::Usage(usage) => Some(TurnUpdate::usage(usage)),
         PlainEvent::Turn => Some(TurnUpdate::ModelCall),
         PlainEvent::Complete => None,
     }
@@ -96,7 +96,7 @@ impl<'a> From<&'a TurnUpdate> for PlainEvent<'a> {
             },
             TurnUpdate::Plan { entries } => Self::Plan { entries: entries.into() },
             TurnUpdate::Notice { text } => Self::Notice { content: text.into() },
-            TurnUpdate::Usage { usage } => Self::Usage(*usage),
+            TurnUpdate::Usage { usage, .. } => Self::Usage(*usage),
             TurnUpdate::ModelCall => Self::Turn,
         }
     }
@@ -136,7 +136,7 @@ mod tests {
                 entries: vec![PlanEntry { content: "do".to_owned(), status: "pending".to_owned() }],
             },
             TurnUpdate::Notice { text: "look".to_owned() },
-            TurnUpdate::Usage { usage: TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 } },
+            TurnUpdate::usage(TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 }),
             TurnUpdate::ModelCall,
         ] {
             let Value::Object(event) = serde_json::to_value(PlainEvent::from(&update)).unwrap() else {

@@ -175,6 +175,7 @@ pub(super) fn apply_turn_started(state: &mut SessionState, event: &SessionEvent)
 
 pub(super) fn apply_usage(state: &mut SessionState, event: &SessionEvent, report: &UsageReported) {
     state.usage += report.usage();
+    state.conversation_cost_usd = report.conversation_cost_usd.or(state.conversation_cost_usd);
     if let Some(started) = execution_of_event(state, event) {
         started.usage += report.usage();
     }

@@ -16,6 +16,10 @@ pub(super) fn apply_updated(state: &mut SessionState, event: &SessionEvent, chan
     if let Some(limits) = &change.limits {
         settings.limits = limits.clone();
     }
+    if change.agent_session_id.is_some() && state.agent_session_id.is_some() {
+        // The agent has begun another conversation.
+        state.conversation_cost_usd = Some(0.0);
+    }
     state.agent_session_id = change.agent_session_id.clone().or(state.agent_session_id.take());
     if let Some(child) = &change.child {
         state.children.insert(child.clone());

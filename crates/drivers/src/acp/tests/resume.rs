@@ -36,7 +36,7 @@ async fn the_replay_of_a_resumed_agent_is_dropped_and_its_totals_continue() {
         "{updates:?}"
     );
     let usage = TokenUsage { input_tokens: 1, output_tokens: 0, cost_usd: 0.1 };
-    assert_eq!(updates[2..], [TurnUpdate::Usage { usage }]);
+    assert_eq!(updates[2..], [TurnUpdate::Usage { usage, conversation_cost_usd: Some(0.6) }]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -163,15 +163,16 @@ async fn plan_and_usage_are_reported_unchanged() {
         {"usage":{"input_tokens":3,"output_tokens":4,"cost_usd":0.1}},{"usage":{"input_tokens":1,"cost_usd":0.2}}]"#;
     let entry =
         |content: &str, status: &str| PlanEntry { content: content.to_owned(), status: status.to_owned() };
-    let usage = |input_tokens, output_tokens, cost_usd| TurnUpdate::Usage {
+    let usage = |input_tokens, output_tokens, cost_usd, total| TurnUpdate::Usage {
         usage: TokenUsage { input_tokens, output_tokens, cost_usd },
+        conversation_cost_usd: Some(total),
     };
     let expected = [
         TurnUpdate::Plan {
             entries: vec![entry("one", "in_progress"), entry("two", ""), entry("three", "odd")],
         },
-        usage(3, 4, 0.1),
-        usage(1, 0, 0.2),
+        usage(3, 4, 0.1, 0.1),
+        usage(1, 0, 0.2, 0.3),
     ];
     assert_eq!(agent.run_turn("a", script).await.turn_updates(), expected);
 }

@@ -284,7 +284,7 @@ async fn cost_is_estimated_during_a_turn_and_only_the_rest_is_added_at_its_end()
     let mut estimate = 0.0;
     let ask = loop {
         match agent.next_update().await {
-            AgentUpdate::Turn { update: TurnUpdate::Usage { usage }, .. } => estimate += usage.cost_usd,
+            AgentUpdate::Turn { update: TurnUpdate::Usage { usage, .. }, .. } => estimate += usage.cost_usd,
             AgentUpdate::Ask { ask, .. } => break ask,
             _ => {}
         }

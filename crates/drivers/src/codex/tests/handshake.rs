@@ -81,7 +81,7 @@ async fn an_old_thread_is_resumed_and_only_new_usage_is_counted() {
     let usage = TokenUsage { input_tokens: 100, output_tokens: 7, cost_usd: 0.0 };
     assert_eq!(
         (ended.stop(), ended.updates_without_model_calls()),
-        (TurnStopReason::EndTurn, vec![TurnUpdate::Usage { usage }])
+        (TurnStopReason::EndTurn, vec![TurnUpdate::usage(usage)])
     );
 }
 

@@ -18,7 +18,7 @@ async fn play_scene(scene: &str) -> ReplayResult {
 /// The tokens that each model call used.
 fn used_tokens(ended: &FinishedTurn) -> Vec<(u64, u64)> {
     let usage = ended.turn_updates().into_iter().filter_map(|update| match update {
-        TurnUpdate::Usage { usage: TokenUsage { input_tokens, output_tokens, .. } } => {
+        TurnUpdate::Usage { usage: TokenUsage { input_tokens, output_tokens, .. }, .. } => {
             Some((input_tokens, output_tokens))
         }
         _ => None,

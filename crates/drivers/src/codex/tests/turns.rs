@@ -109,7 +109,7 @@ async fn tokens_are_priced_as_they_are_used_and_model_calls_are_counted() {
     let usage: Vec<TokenUsage> = ended
         .updates_without_model_calls()
         .into_iter()
-        .filter_map(|update| if let TurnUpdate::Usage { usage } = update { Some(usage) } else { None })
+        .filter_map(|update| if let TurnUpdate::Usage { usage, .. } = update { Some(usage) } else { None })
         .collect();
     let expected =
         |input_tokens, output_tokens, cost_usd| TokenUsage { input_tokens, output_tokens, cost_usd };
