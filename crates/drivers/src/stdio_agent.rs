@@ -17,8 +17,8 @@ use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout_at};
 
 use crate::agent_driver::{AgentDriver, AgentStart};
-use crate::policy_enforcement::enforce_policy;
 use crate::agent_launcher::NOT_SIGNED_IN;
+use crate::policy_enforcement::enforce_policy;
 use crate::process::{AgentProcess, AgentProgram};
 use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
