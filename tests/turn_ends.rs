@@ -1,7 +1,7 @@
 //! How turns end and what they cost, with an agent that misbehaves as real agents do: silence, cancels that nobody asked
 //! for, answers that are missing, totals that go on across restarts.
 
-use qd_testkit::{TestDaemon, TestSession, script::*};
+use qd_testkit::{TestDaemon, TestEvent, TestSession, script::*};
 use serde_json::{Value, json};
 
 use crate::workers_loss::process_of;
@@ -122,17 +122,28 @@ async fn a_total_that_goes_on_in_another_process_is_billed_once() {
 }
 
 #[tokio::test]
-async fn silence_is_shown_and_ends_the_turn_if_a_setting_says_so() {
-    let daemon = TestDaemon::start_with_settings("silence_notice_s = 1\nsilence_timeout_s = 3").await;
+async fn silence_is_shown_again_each_time_it_has_doubled() {
+    let daemon = TestDaemon::start_with_settings("silence_notice_s = 1").await;
+    let session = daemon.session_with(json!({ "agent": "script" })).await;
+    let run = session.prompt_script(&[say("so far"), sleep_forever()]).await;
+    for seconds in [1, 2] {
+        let is_due = |event: &TestEvent| event.data["silent_s"] == seconds;
+        let notice = session.wait_for_event("a notice", is_due).await;
+        assert!(notice.is_of_run(&run, "notice.shown"), "{notice:?}");
+        let expected = format!("no word from the model for {seconds} s; the agent may be retrying");
+        assert_eq!(notice.data["text"], expected);
+    }
+    session.cancel().await;
+    assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
+}
+
+#[tokio::test]
+async fn silence_ends_the_turn_if_a_setting_says_so() {
+    let daemon = TestDaemon::start_with_settings("silence_timeout_s = 2").await;
     let session = daemon.session_with(json!({ "agent": "script" })).await;
     let ended = session.run_script(&[say("so far"), sleep_forever()]).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("error"), &json!("so far")), "{ended:#}");
     assert_eq!(ended["error"]["code"], "agent_silent", "{ended:#}");
-    let run = ended["id"].as_str().unwrap();
-    let notices = session.events_of(run).await.into_iter().filter(|event| event.kind == "notice.shown");
-    let texts: Vec<String> = notices.map(|event| event.data["text"].as_str().unwrap().to_owned()).collect();
-    let notice = |seconds: u32| format!("no word from the model for {seconds} s; the agent may be retrying");
-    assert_eq!(texts, [notice(1), notice(2)]);
     assert_eq!(session.run_script(&[say("next")]).await["finish_reason"], "end_turn");
 }
 

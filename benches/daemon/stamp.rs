@@ -147,7 +147,7 @@ async fn send_lines(end: &AgentEndpoint, run: &RunId, prompt: &str) -> Result<()
     let mut pace = Pace::new(every);
     for _ in 0..count {
         pace.wait().await;
-        end.send(AgentUpdate::Turn { run: run.clone(), update: TurnUpdate::Notice { text: line() } }).await?;
+        end.send(AgentUpdate::Turn { run: run.clone(), update: TurnUpdate::notice(line()) }).await?;
     }
     Ok(())
 }

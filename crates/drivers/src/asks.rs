@@ -53,7 +53,7 @@ pub(crate) fn once_not_offered_notice(tool: &str) -> TurnUpdate {
     let text = format!(
         "the agent asked to use {tool} but offered no way to allow it just once; the request was refused"
     );
-    TurnUpdate::Notice { text }
+    TurnUpdate::notice(text)
 }
 
 /// The options to show: all of them, or none if they are too many.

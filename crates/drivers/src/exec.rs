@@ -186,7 +186,7 @@ impl ExecOutputDecoder {
         let text = ["text", "delta", "content", "message"].into_iter().find_map(|key| value[key].as_str());
         match (text, value["error"].as_str()) {
             (Some(text), _) => Some(TurnUpdate::Text { text: text.to_owned() }),
-            (None, Some(error)) => Some(TurnUpdate::Notice { text: error.to_owned() }),
+            (None, Some(error)) => Some(TurnUpdate::notice(error.to_owned())),
             (None, None) => None,
         }
     }
@@ -233,7 +233,7 @@ mod tests {
             [text_update_of("a")]
         );
         assert_eq!(decoder.decode(b"ta\":\"b\"}\nplain\n"), [text_update_of("b"), text_update_of("plain\n")]);
-        assert_eq!(decoder.decode(b"{\"error\":\"hm\"}\n"), [TurnUpdate::Notice { text: "hm".to_owned() }]);
+        assert_eq!(decoder.decode(b"{\"error\":\"hm\"}\n"), [TurnUpdate::notice("hm".to_owned())]);
         assert_eq!(decoder.decode(b"{\"result\":\"done\"}"), []);
         assert_eq!(decoder.finish(), []);
         assert_eq!(decoder.result.as_deref(), Some("done"));

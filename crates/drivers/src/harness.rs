@@ -209,7 +209,7 @@ impl FinishedTurn {
 
     pub(super) fn notices(&self) -> Vec<String> {
         let notices = self.turn_updates().into_iter().filter_map(|update| match update {
-            TurnUpdate::Notice { text } => Some(text),
+            TurnUpdate::Notice { text, .. } => Some(text),
             _ => None,
         });
         notices.collect()

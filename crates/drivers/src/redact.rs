@@ -193,7 +193,7 @@ impl SecretMatcher {
 
     fn redact_turn_update(&self, update: &mut TurnUpdate) {
         match update {
-            TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::Notice { text } => {
+            TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::Notice { text, .. } => {
                 self.redact_in_place(text)
             }
             TurnUpdate::ToolOutput { call_id, text } => {
@@ -392,7 +392,7 @@ mod tests {
                 name: "T".into(),
                 input: value.clone(),
             }),
-            turn_update(TurnUpdate::Notice { text: value.as_str().unwrap().to_owned() }),
+            turn_update(TurnUpdate::notice(value.as_str().unwrap().to_owned())),
             AgentUpdate::Gone(AgentExitReason::Failed(error)),
         ];
         for update in updates {
@@ -418,7 +418,7 @@ mod tests {
             turn_update(TurnUpdate::Plan {
                 entries: vec![PlanEntry { content: long_text.clone(), status: String::new() }],
             }),
-            turn_update(TurnUpdate::Notice { text: long_text }),
+            turn_update(TurnUpdate::notice(long_text)),
         ];
         for update in updates {
             let out = redact_all(values, [update, terminal_update()]);
@@ -459,7 +459,7 @@ mod tests {
                 is_error: false,
             }),
             turn_update(TurnUpdate::ToolOutput { call_id: "1".into(), text: "hunter2".into() }),
-            turn_update(TurnUpdate::Notice { text: "hunter2".into() }),
+            turn_update(TurnUpdate::notice("hunter2")),
             AgentUpdate::TurnEnded {
                 run: run_id("r"),
                 outcome: TurnOutcome {

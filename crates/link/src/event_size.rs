@@ -69,7 +69,7 @@ fn fit_turn_update(update: &mut TurnUpdate) {
         }
         TurnUpdate::ToolOutput { call_id, .. } => fit_text(call_id, HEAD_MAX),
         TurnUpdate::Plan { entries } => fit_plan(entries),
-        TurnUpdate::Notice { text: notice } => fit_text(notice, INLINE_MAX),
+        TurnUpdate::Notice { text: notice, .. } => fit_text(notice, INLINE_MAX),
         TurnUpdate::Text { .. }
         | TurnUpdate::Thought { .. }
         | TurnUpdate::Usage { .. }

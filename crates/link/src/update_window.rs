@@ -193,7 +193,7 @@ pub(crate) fn approximate_bytes(update: &AgentUpdate) -> usize {
         TurnUpdate::Text { text }
         | TurnUpdate::Thought { text }
         | TurnUpdate::ToolOutput { text, .. }
-        | TurnUpdate::Notice { text } => text.len(),
+        | TurnUpdate::Notice { text, .. } => text.len(),
         TurnUpdate::ToolStarted { input: value, .. } | TurnUpdate::ToolFinished { output: value, .. } => {
             value_bytes(value)
         }

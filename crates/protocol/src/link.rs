@@ -104,7 +104,12 @@ pub enum TurnUpdate {
     /// The agent's complete current plan.
     Plan { entries: Vec<PlanEntry> },
     /// Something that a person should see and that is not part of the answer.
-    Notice { text: String },
+    Notice {
+        text: String,
+        /// For how many seconds nothing has come from the agent, if the notice is about that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        silent_s: Option<u64>,
+    },
     /// Usage since the last report, not a total.
     Usage {
         usage: TokenUsage,
@@ -119,6 +124,11 @@ pub enum TurnUpdate {
 }
 
 impl TurnUpdate {
+    /// A notice about anything but silence.
+    pub fn notice(text: impl Into<String>) -> Self {
+        Self::Notice { text: text.into(), silent_s: None }
+    }
+
     /// Usage since the last report, of an agent that reports no total of the conversation.
     pub fn usage(usage: TokenUsage) -> Self {
         Self::Usage { usage, conversation_cost_usd: None }

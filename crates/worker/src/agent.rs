@@ -400,7 +400,10 @@ impl AgentTask {
                 }
                 action = inbox.meter.wait_for_silence(), if notice.is_none() && !inbox.is_cancelled() => match action {
                     SilenceAction::Notice(silence) => {
-                        let update = TurnUpdate::Notice { text: silence_notice(silence) };
+                        let update = TurnUpdate::Notice {
+                            text: silence_notice(silence),
+                            silent_s: Some(silence.as_secs()),
+                        };
                         let update = AgentUpdate::Turn { run: prompt.run.clone(), update };
                         let output = link_end.output();
                         notice = Some(Box::pin(async move { output.send(update).await }) as BoxFuture<'static, _>);
@@ -529,7 +532,7 @@ impl AgentTask {
         }
         if let Some(run) = self.last_run.clone() {
             let text = format!("{}; the next prompt starts it again", error.message);
-            self.link_end.send(AgentUpdate::Turn { run, update: TurnUpdate::Notice { text } }).await?;
+            self.link_end.send(AgentUpdate::Turn { run, update: TurnUpdate::notice(text) }).await?;
         }
         loop {
             tokio::select! {

@@ -116,11 +116,13 @@ impl SessionStepBuilder<'_> {
             TurnUpdate::Plan { entries } => {
                 EventBody::PlanUpdated(PlanUpdated { message_id, entries, after_run })
             }
-            TurnUpdate::Notice { text } => EventBody::NoticeShown(NoticeShown { text, after_run }),
+            TurnUpdate::Notice { text, silent_s } => {
+                EventBody::NoticeShown(NoticeShown { text, after_run, silent_s })
+            }
             TurnUpdate::Usage { usage, conversation_cost_usd } => match absurd_usage(&usage) {
                 Some(absurd) => {
                     let text = format!("refused a usage report of run {run}: {absurd}; it does not count");
-                    EventBody::NoticeShown(NoticeShown { text, after_run })
+                    EventBody::NoticeShown(NoticeShown { text, after_run, silent_s: None })
                 }
                 None => {
                     reports_usage = true;

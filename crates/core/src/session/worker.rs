@@ -155,7 +155,7 @@ impl SessionStepBuilder<'_> {
     /// started for.
     pub(super) fn emit_notice(&mut self, text: String) {
         if !self.closed {
-            self.emit(None, EventBody::NoticeShown(NoticeShown { text, after_run: None }));
+            self.emit(None, EventBody::NoticeShown(NoticeShown { text, after_run: None, silent_s: None }));
         }
     }
 

@@ -403,7 +403,7 @@ impl<'t> A2aTurn<'t> {
     fn abandon_task(&mut self) {
         let task = self.task.id.clone().unwrap_or_default();
         let text = format!("the remote agent will not stop its task {task}, which may still be running");
-        self.queued_updates.push(TurnUpdate::Notice { text });
+        self.queued_updates.push(TurnUpdate::notice(text));
         self.task.is_over = true;
         self.end_turn(TurnOutcome::cancelled());
     }

@@ -120,7 +120,7 @@ impl AcpEventDecoder {
             SessionUpdate::ToolCallUpdate(update) => self.decode_tool_call(update, terminals),
             SessionUpdate::Plan(plan) => vec![TurnUpdate::Plan { entries: plan_entries(plan) }],
             SessionUpdate::UsageUpdate(update) => self.usage.count_update(&update).into_iter().collect(),
-            SessionUpdate::Notice(notice) => vec![TurnUpdate::Notice { text: notice_text(notice) }],
+            SessionUpdate::Notice(notice) => vec![TurnUpdate::notice(notice_text(notice))],
             SessionUpdate::AvailableCommandsUpdate(update) => {
                 let names = update.available_commands.into_iter().map(|command| command.name);
                 self.listed_commands = Some(names.collect());
@@ -171,7 +171,7 @@ impl AcpEventDecoder {
         let text = content_block_text(content);
         let update = if self.profile.is_notice(&text) {
             self.noticed = true;
-            Some(TurnUpdate::Notice { text: text.trim_end().to_owned() })
+            Some(TurnUpdate::notice(text.trim_end().to_owned()))
         } else {
             // An agent sends an error as a piece of its own, often right after words of the model without a line break.
             self.ends_with_error = self.profile.is_error(&text);
@@ -278,11 +278,7 @@ mod tests {
         decode_text(&mut decoder, "half a ");
         decode_text(&mut decoder, "sentence");
         let retry = decode_text(&mut decoder, RETRY);
-        assert_eq!(
-            retry,
-            [TurnUpdate::Notice { text: RETRY.to_owned() }],
-            "a retry is no part of the answer"
-        );
+        assert_eq!(retry, [TurnUpdate::notice(RETRY.to_owned())], "a retry is no part of the answer");
         decode_text(&mut decoder, "half a ");
         decode_text(&mut decoder, GAVE_UP);
         assert_eq!(decoder.turn_failure().as_deref(), Some(GAVE_UP));

@@ -376,7 +376,7 @@ async fn report_steers(
 fn failure_notice(result: &ClaudeTurnResult) -> Option<TurnUpdate> {
     let aborted = result.terminal_reason.as_deref().is_some_and(|reason| reason.starts_with("aborted"));
     let why = result.errors.first().or(result.result.as_ref()).filter(|_| result.is_error && !aborted)?;
-    Some(TurnUpdate::Notice { text: format!("the agent continued on its own and failed: {why}") })
+    Some(TurnUpdate::notice(format!("the agent continued on its own and failed: {why}")))
 }
 
 fn randomness_error(cause: getrandom::Error) -> RunError {

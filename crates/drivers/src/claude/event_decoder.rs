@@ -220,7 +220,7 @@ fn system_notice(subtype: &str, line: &Value) -> Option<TurnUpdate> {
         "compact_boundary" => "the agent compacted its conversation".to_owned(),
         _ => return None,
     };
-    Some(TurnUpdate::Notice { text })
+    Some(TurnUpdate::notice(text))
 }
 
 fn plan_entries(input: &Value) -> Option<Vec<PlanEntry>> {
@@ -411,7 +411,7 @@ mod tests {
             "error_status": 529, "error": "overloaded"});
         let updates = decode_line(&mut decoder, retry);
         assert!(
-            matches!(&updates[..], [TurnUpdate::Notice { text }] if text.contains("overloaded (529)")),
+            matches!(&updates[..], [TurnUpdate::Notice { text, .. }] if text.contains("overloaded (529)")),
             "{updates:?}"
         );
         assert_eq!(decode_line(&mut decoder, json!({"type": "system", "subtype": "thinking_tokens"})), []);

@@ -174,7 +174,7 @@ impl CodexEventDecoder {
             "warning" | "guardianWarning" => emit(self.decode_warning(fields.message)),
             "model/rerouted" => {
                 self.usage.set_model(&fields.to_model);
-                emit(vec![TurnUpdate::Notice { text: format!("the model is now {}", fields.to_model) }])
+                emit(vec![TurnUpdate::notice(format!("the model is now {}", fields.to_model))])
             }
             _ => nothing,
         }
@@ -284,7 +284,7 @@ impl CodexEventDecoder {
                 updates.push(TurnUpdate::Thought { text });
             }
         } else if item.kind == "contextCompaction" {
-            updates.push(TurnUpdate::Notice { text: "the agent compacted its conversation".to_owned() });
+            updates.push(TurnUpdate::notice("the agent compacted its conversation".to_owned()));
         } else if let Some(tool) = item.tool_use() {
             // Some calls are only reported when they have finished.
             updates.extend(self.start_tool(item, turn));
@@ -330,7 +330,7 @@ impl CodexEventDecoder {
             self.warnings.pop_front();
         }
         self.warnings.push_back(text.clone());
-        vec![TurnUpdate::Notice { text }]
+        vec![TurnUpdate::notice(text)]
     }
 }
 
@@ -367,7 +367,7 @@ fn decode_error(
     }
     let Some(CodexErrorParams { error }) = params.read() else { return (CodexOutput::default(), None) };
     if fields.will_retry {
-        let updates = vec![TurnUpdate::Notice { text: error.message_text() }];
+        let updates = vec![TurnUpdate::notice(error.message_text())];
         return (CodexOutput { turn: turn.map(str::to_owned), updates }, None);
     }
     let notification = turn.map(|turn| CodexNotification::TurnFailing { turn: turn.to_owned(), why: error });

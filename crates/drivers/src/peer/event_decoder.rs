@@ -68,14 +68,14 @@ impl PeerEventDecoder {
         };
         let text = ["content", "message", "text"].iter().find_map(|key| event.get(*key)?.as_str());
         if let Some(text) = text.filter(|text| !text.trim().is_empty()) {
-            return Some(TurnUpdate::Notice { text: format!("{kind}: {text}") });
+            return Some(TurnUpdate::notice(format!("{kind}: {text}")));
         }
         if self.shown_unknown_kinds.len() >= UNKNOWN_KINDS_MAX || self.shown_unknown_kinds.contains(&kind) {
             return None;
         }
         let text = format!("{kind}: {}", Value::Object(event));
         self.shown_unknown_kinds.push(kind);
-        Some(TurnUpdate::Notice { text: escaped_head(&text, UNKNOWN_SHOWN_MAX).to_owned() })
+        Some(TurnUpdate::notice(escaped_head(&text, UNKNOWN_SHOWN_MAX).to_owned()))
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn unknown_events_are_shown_and_those_without_text_only_once() {
         let mut decoder = PeerEventDecoder::default();
-        let notice = |text: &str| Some(TurnUpdate::Notice { text: text.to_owned() });
+        let notice = |text: &str| Some(TurnUpdate::notice(text.to_owned()));
         for _ in 0..2 {
             let event = json!({"type": "warning", "message": "disk full"});
             assert_eq!(decode(&mut decoder, event), notice("warning: disk full"));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(decode(&mut decoder, json!({"type": 7})), notice("event: {}"));
         for n in 0..2 * UNKNOWN_KINDS_MAX {
             let update = decode(&mut decoder, json!({"type": format!("kind{n}"), "x": "y".repeat(1000)}));
-            if let Some(TurnUpdate::Notice { text }) = update {
+            if let Some(TurnUpdate::Notice { text, .. }) = update {
                 assert!(text.len() <= UNKNOWN_SHOWN_MAX);
             }
         }

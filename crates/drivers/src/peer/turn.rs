@@ -77,7 +77,7 @@ impl<'t> PeerTurn<'t> {
     ) -> Result<PeerTurnResult, LinkClosed> {
         let left_out = prompt.files.iter().map(|file| {
             let text = format!("the worker cannot take the file {}, which was left out", file.name);
-            TurnUpdate::Notice { text }
+            TurnUpdate::notice(text)
         });
         self.state.emit(left_out.collect());
         self.send_frame(&PlainParentFrame::Run {

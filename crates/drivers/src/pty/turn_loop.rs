@@ -63,7 +63,7 @@ impl PtyConversation {
         prompt: &DriverPrompt,
     ) -> Result<PtyTurnResult, LinkClosed> {
         for file in &prompt.files {
-            turn.emit(TurnUpdate::Notice { text: left_out_notice(&file.name) }).await?;
+            turn.emit(TurnUpdate::notice(left_out_notice(&file.name))).await?;
         }
         match self.wait_for_prompt(turn).await {
             Ok(None) => {}

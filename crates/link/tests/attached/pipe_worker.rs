@@ -272,12 +272,12 @@ pub(crate) fn numbers<'a>(numbered: impl IntoIterator<Item = &'a NumberedUpdate>
 
 /// An update that is never merged and can be told from all others.
 pub(crate) fn notice(text: impl Display) -> AgentUpdate {
-    AgentUpdate::Turn { run: run(), update: TurnUpdate::Notice { text: text.to_string() } }
+    AgentUpdate::Turn { run: run(), update: TurnUpdate::notice(text.to_string()) }
 }
 
 pub(crate) fn text_of(numbered: &NumberedUpdate) -> &str {
     match &numbered.update {
-        AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } => text,
+        AgentUpdate::Turn { update: TurnUpdate::Notice { text, .. }, .. } => text,
         other => panic!("{other:?} is not a notice"),
     }
 }

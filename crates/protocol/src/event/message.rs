@@ -152,6 +152,9 @@ pub struct NoticeShown {
     /// The run that had already ended when this notice came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
+    /// For how many seconds nothing has come from the agent, if the notice is about that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silent_s: Option<u64>,
 }
 
 /// Tokens and money used.

@@ -28,7 +28,7 @@ pub fn parse_event(event: Map<String, Value>) -> Option<TurnUpdate> {
             is_error,
         }),
         PlainEvent::Plan { entries } => Some(TurnUpdate::Plan { entries: entries.into_owned() }),
-        PlainEvent::Notice { content } => Some(TurnUpdate::Notice { text: content.into_owned() }),
+        PlainEvent::Notice { content } => Some(TurnUpdate::notice(content.into_owned())),
         PlainEvent::Usage(usage) => Some(TurnUpdate::usage(usage)),
         PlainEvent::Turn => Some(TurnUpdate::ModelCall),
         PlainEvent::Complete => None,
@@ -95,7 +95,7 @@ impl<'a> From<&'a TurnUpdate> for PlainEvent<'a> {
                 is_error: *is_error,
             },
             TurnUpdate::Plan { entries } => Self::Plan { entries: entries.into() },
-            TurnUpdate::Notice { text } => Self::Notice { content: text.into() },
+            TurnUpdate::Notice { text, .. } => Self::Notice { content: text.into() },
             TurnUpdate::Usage { usage, .. } => Self::Usage(*usage),
             TurnUpdate::ModelCall => Self::Turn,
         }
@@ -135,7 +135,7 @@ mod tests {
             TurnUpdate::Plan {
                 entries: vec![PlanEntry { content: "do".to_owned(), status: "pending".to_owned() }],
             },
-            TurnUpdate::Notice { text: "look".to_owned() },
+            TurnUpdate::notice("look".to_owned()),
             TurnUpdate::usage(TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 }),
             TurnUpdate::ModelCall,
         ] {

@@ -94,7 +94,7 @@ async fn a_conversation_is_resumed_by_its_id_and_a_lost_one_begins_anew_with_a_n
     assert_ne!(name, "gone");
     daemon.prompt("a", "x");
     let updates = daemon.wait_for(|update| matches!(update, AgentUpdate::TurnEnded { .. })).await;
-    let AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } = &updates[0] else {
+    let AgentUpdate::Turn { update: TurnUpdate::Notice { text, .. }, .. } = &updates[0] else {
         panic!("{updates:?}")
     };
     assert!(text.ends_with("No conversation found"), "{text}");

@@ -66,7 +66,7 @@ impl A2aFinishedTurn {
 
     fn notices(&self) -> String {
         self.joined_texts(|update| match update {
-            TurnUpdate::Notice { text } => Some(text),
+            TurnUpdate::Notice { text, .. } => Some(text),
             _ => None,
         })
     }

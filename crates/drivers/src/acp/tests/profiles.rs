@@ -171,7 +171,7 @@ async fn a_failed_model_call_is_an_error_even_if_the_agent_ends_its_turn_normall
     let ended = agent.run_turn("a", "x").await;
     assert_eq!(ended.outcome.stop, TurnStopReason::Error);
     assert_eq!(ended.outcome.error.as_ref().map(|error| error.message.as_str()), Some("scripted 400"));
-    assert!(ended.turn_updates().contains(&TurnUpdate::Notice { text: "Warning: no metadata".to_owned() }));
+    assert!(ended.turn_updates().contains(&TurnUpdate::notice("Warning: no metadata".to_owned())));
 }
 
 #[tokio::test(start_paused = true)]

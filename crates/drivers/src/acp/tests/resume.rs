@@ -45,7 +45,7 @@ async fn an_agent_that_cannot_resume_starts_a_new_conversation_and_the_first_tur
     let setup = ScriptSetup { state_dir: Some(state.path().to_owned()), ..ScriptSetup::default() };
     let mut agent = scripted_with(setup, |spec| spec.agent_session_id = Some("gone".to_owned())).await;
     let updates = agent.run_turn("a", "hello").await.turn_updates();
-    let [TurnUpdate::Notice { text }, TurnUpdate::Text { text: hello }] = &updates[..] else {
+    let [TurnUpdate::Notice { text, .. }, TurnUpdate::Text { text: hello }] = &updates[..] else {
         panic!("{updates:?}")
     };
     assert!(text.starts_with("the agent could not resume its old conversation"), "{text}");

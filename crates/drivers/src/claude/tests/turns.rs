@@ -49,7 +49,7 @@ async fn a_prompt_comes_with_its_files_and_what_cannot_be_taken_is_named() {
         |name: &str, mime: &str| PromptFile { name: name.into(), mime: mime.into(), data: "/w==".into() };
     agent.prompt_with("a", "look", vec![file("a.png", "image/png"), file("b.bin", "x/y")], vec![]);
     let updates = agent.wait_for_end("a").await.turn_updates();
-    assert!(matches!(&updates[0], TurnUpdate::Notice { text } if text.contains("b.bin")), "{updates:?}");
+    assert!(matches!(&updates[0], TurnUpdate::Notice { text, .. } if text.contains("b.bin")), "{updates:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -339,7 +339,7 @@ async fn a_failed_resume_is_reported_in_the_first_turn_only() {
     agent.next_update().await;
     let updates = agent.run_turn("a", "x").await.turn_updates();
     assert!(
-        matches!(&updates[0], TurnUpdate::Notice { text } if text.contains("No conversation found")),
+        matches!(&updates[0], TurnUpdate::Notice { text, .. } if text.contains("No conversation found")),
         "{updates:?}"
     );
     assert!(

@@ -52,7 +52,7 @@ async fn a_request_without_an_option_for_once_is_refused_with_a_notice() {
     fake.complete_turn("u", "completed").await;
     let updates = harness.wait_for_end("a").await.updates_without_model_calls();
     assert!(
-        matches!(&updates[..], [TurnUpdate::Notice { text }] if text.contains("no way to allow it just once")),
+        matches!(&updates[..], [TurnUpdate::Notice { text, .. }] if text.contains("no way to allow it just once")),
         "{updates:?}"
     );
 }

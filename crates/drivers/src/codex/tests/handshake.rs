@@ -41,23 +41,16 @@ async fn a_stricter_approval_policy_of_the_user_is_kept_and_never_is_overridden(
 }
 
 #[tokio::test(start_paused = true)]
-async fn full_access_in_the_servers_settings_gives_a_notice() {
+async fn a_server_that_does_not_take_the_read_only_sandbox_is_refused() {
     let (mut harness, mut fake) = start_with(|_| {});
     fake.initialize(json!({})).await;
-    let (id, _) = fake.expect_method("thread/start").await;
+    let (id, params) = fake.expect_method("thread/start").await;
+    assert_eq!(params["sandbox"], "read-only");
     let mut response = thread_response("t");
     response["sandbox"] = json!({"type": "dangerFullAccess"});
     fake.send_response(id, response).await;
-    harness.next_update().await;
-    harness.prompt("a", "x");
-    fake.accept_prompt("u").await;
-    fake.start_turn("u").await;
-    fake.complete_turn("u", "completed").await;
-    let updates = harness.wait_for_end("a").await.updates_without_model_calls();
-    assert!(
-        matches!(&updates[..], [TurnUpdate::Notice { text }] if text.contains("danger-full-access")),
-        "{updates:?}"
-    );
+    let error = harness.wait_for_failure().await;
+    assert!(error.message.contains("`dangerFullAccess`"), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,9 +96,9 @@ async fn a_thread_that_cannot_be_resumed_is_replaced_and_the_first_turn_reports_
         let updates = harness.wait_for_end(name).await.updates_without_model_calls();
         assert_eq!(updates.len(), notices, "{updates:?}");
         assert!(
-            updates
-                .iter()
-                .all(|update| matches!(update, TurnUpdate::Notice { text } if text.contains("no rollout")))
+            updates.iter().all(
+                |update| matches!(update, TurnUpdate::Notice { text, .. } if text.contains("no rollout"))
+            )
         );
     }
 }

@@ -142,6 +142,6 @@ async fn an_old_conversation_that_is_gone() {
         (TurnStopReason::EndTurn, "ECHO[the second] users=1 results=0")
     );
     assert!(
-        matches!(&only.turn_updates()[0], TurnUpdate::Notice { text } if text.contains("no rollout found"))
+        matches!(&only.turn_updates()[0], TurnUpdate::Notice { text, .. } if text.contains("no rollout found"))
     );
 }

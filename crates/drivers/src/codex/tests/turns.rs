@@ -133,10 +133,7 @@ async fn a_failed_turn_has_the_servers_message_and_a_retry_is_a_notice() {
     assert_eq!(ended.stop(), TurnStopReason::Error);
     let error = ended.outcome.error.clone().unwrap();
     assert_eq!((error.code.as_str(), error.message.as_str()), ("agent_error", "scripted 400"));
-    assert_eq!(
-        ended.updates_without_model_calls()[0],
-        TurnUpdate::Notice { text: "Reconnecting... 1/5".to_owned() }
-    );
+    assert_eq!(ended.updates_without_model_calls()[0], TurnUpdate::notice("Reconnecting... 1/5".to_owned()));
 
     harness.prompt("b", "y");
     let (id, _) = fake.expect_method("turn/start").await;
@@ -278,7 +275,7 @@ async fn unknown_messages_are_ignored_and_unknown_requests_refused() {
     assert_eq!(fake.expect_answer(json!(5)).await, json!({"error": -32602}));
     fake.complete_turn("u", "completed").await;
     let ended = harness.wait_for_end("a").await;
-    assert_eq!(ended.updates_without_model_calls(), [TurnUpdate::Notice { text: "careful".to_owned() }]);
+    assert_eq!(ended.updates_without_model_calls(), [TurnUpdate::notice("careful".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]

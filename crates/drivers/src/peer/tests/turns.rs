@@ -62,7 +62,7 @@ async fn thoughts_tools_plans_and_usage_are_what_they_are() {
             entries: vec![PlanEntry { content: "do".to_owned(), status: "pending".to_owned() }],
         },
         TurnUpdate::usage(TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 }),
-        TurnUpdate::Notice { text: "news: all is well".to_owned() },
+        TurnUpdate::notice("news: all is well".to_owned()),
     ];
     assert_eq!(updates, expected);
 }
