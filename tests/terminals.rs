@@ -59,6 +59,21 @@ async fn a_manifest_says_after_how_long_an_agent_rests() {
 }
 
 #[tokio::test]
+async fn the_users_idle_time_counts_over_a_manifests() {
+    let home = TestHome::new();
+    add_manifest(&home, "script", "[agent]\nname = 'script'\n[idle]\nrest_after_s = 86400\n");
+    home.configure("idle_s = 1\n");
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    let session = daemon.session("script").await;
+    let run = session.prompt("hello").await;
+    session.wait(&run).await;
+    poll_until("the idle agent to be stopped", async || {
+        daemon.home.processes_with_role("__script").is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_cancelled_command_leaves_nothing_and_the_shell_goes_on() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session(BASH).await;

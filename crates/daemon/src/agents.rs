@@ -16,6 +16,14 @@ use qd_protocol::api::{Agent, TrustedProject};
 use qd_protocol::manifest::{Manifest, TokenPrice, UnaskedMcpTools};
 use qd_protocol::worker::SilenceRules;
 
+/// How long idle agents are kept before they are stopped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IdleSetting {
+    pub(crate) timeout: Duration,
+    /// Whether the user's settings say so. Only then does it count over an agent's manifest.
+    pub(crate) is_configured: bool,
+}
+
 /// The agents of this machine.
 #[derive(Debug)]
 pub(crate) struct LocalAgents {
@@ -151,10 +159,12 @@ impl LocalAgents {
         self.trusted_projects()
     }
 
-    /// How long an idle agent is kept before it is stopped: from its manifest, or else `usual`. `None` if it never is.
-    pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
-        let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(usual) };
-        manifest.can_stop_when_idle().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
+    /// How long an idle agent is kept before it is stopped: from the user's settings, else from its manifest, else the
+    /// default. `None` if it never is.
+    pub(crate) fn idle_timeout(&self, name: &str, project: &Path, setting: IdleSetting) -> Option<Duration> {
+        let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(setting.timeout) };
+        let own = manifest.idle.rest_after_s.filter(|_| !setting.is_configured);
+        manifest.can_stop_when_idle().then(|| own.map_or(setting.timeout, Duration::from_secs))
     }
 
     /// What follows if nothing comes from an agent in a turn.

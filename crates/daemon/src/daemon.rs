@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use qd_core::session::SessionCommand;
-use qd_home::{DaemonConfig, DaemonHome};
+use qd_home::{DaemonConfig, DaemonHome, SettingOrigin};
 use qd_journal::{
     AppendError, BlobError, EventScope, Journal, JournalReadError, SessionFilter, SessionKey, SessionRow,
     WorkspaceKey,
@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use crate::actor::{
     self, ActorMessage, ChildCreation, CommandCompletion, CommandRequest, IdempotencyKey, SessionActivity,
 };
+use crate::agents::IdleSetting;
 use crate::budget::SpentBudgets;
 use crate::derived_data::DerivedData;
 use crate::descriptors::DescriptorShares;
@@ -60,8 +61,7 @@ pub(crate) struct Daemon {
     pub(crate) journal_checks: JournalChecks,
     /// What searches and usage reports are answered from.
     pub(crate) derived: DerivedData,
-    /// How long an idle agent is kept before it is stopped.
-    pub(crate) idle_timeout: Duration,
+    pub(crate) idle: IdleSetting,
     /// How old streamed text must be before it is merged; zero means never.
     pub(crate) merge_after: Duration,
     /// The policy of sessions that do not set one.
@@ -138,7 +138,10 @@ impl Daemon {
             metrics: DaemonMetrics::default(),
             journal_checks: JournalChecks::default(),
             derived,
-            idle_timeout: Duration::from_secs(config.idle_s.value),
+            idle: IdleSetting {
+                timeout: Duration::from_secs(config.idle_s.value),
+                is_configured: config.idle_s.origin != SettingOrigin::Default,
+            },
             merge_after: Duration::from_secs(config.merge_after_s.value),
             default_policy: config.policy.value.clone(),
             default_mcp: config.mcp.value,

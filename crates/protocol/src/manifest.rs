@@ -545,7 +545,7 @@ pub struct PromptLineRule {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdleRules {
-    /// Idle timeout in seconds. Defaults to the daemon's setting.
+    /// Idle timeout in seconds, used unless the user's settings have `idle_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest_after_s: Option<u64>,
 }

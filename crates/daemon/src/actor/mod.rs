@@ -321,7 +321,7 @@ impl SessionActor {
             }
             // Processes that earlier turns left running keep a session awake: its worker needs a session attached.
             _ if self.is_quiet() && !self.agent.has_worker() => {
-                (self.daemon.idle_timeout.min(SLEEP_AFTER), ActorWakeup::Idle)
+                (self.daemon.idle.timeout.min(SLEEP_AFTER), ActorWakeup::Idle)
             }
             _ => (Duration::MAX, ActorWakeup::Tick),
         };
@@ -404,7 +404,7 @@ impl SessionActor {
         let project =
             self.daemon.workspaces.get(&self.session.workspace).map(|workspace| workspace.path.clone());
         let project = project.unwrap_or_default();
-        self.daemon.workers.idle_timeout(&self.state.settings.agent, &project, self.daemon.idle_timeout)
+        self.daemon.workers.idle_timeout(&self.state.settings.agent, &project, self.daemon.idle)
     }
 
     fn session_context(&self) -> SessionContext {

@@ -30,7 +30,7 @@ use qd_protocol::worker::{AgentSpec, McpAccess, SESSION_TOKEN_VAR, Secret};
 use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkerId};
 use sha2::Sha256;
 
-use crate::agents::LocalAgents;
+use crate::agents::{IdleSetting, LocalAgents};
 pub(crate) use agent_slots::{AgentSlotLimits, AgentSlots, SlotChanges, SlotStanding};
 pub(crate) use joined_workers::JoinedWorkers;
 use joined_workers::RemoteAgentName;
@@ -208,14 +208,14 @@ impl Workers {
 
     /// How long an idle agent is kept before it is stopped; `None` if it never is, because its conversation could not
     /// be resumed.
-    pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
+    pub(crate) fn idle_timeout(&self, name: &str, project: &Path, setting: IdleSetting) -> Option<Duration> {
         match self.remote_agent(name) {
-            None => self.agents.idle_timeout(name, project, usual),
+            None => self.agents.idle_timeout(name, project, setting),
             // Less is known of agents on other machines. An agent that runs one command per prompt has nothing to
             // resume.
             Some(remote) => match self.joined.find_agent(&remote) {
                 Some(agent) if !agent.resumes && agent.driver != DriverKind::Exec.name() => None,
-                _ => Some(usual),
+                _ => Some(setting.timeout),
             },
         }
     }

@@ -97,7 +97,6 @@ mod tests {
             ("ANTHROPIC_MODEL", "claude-opus"),
             ("ANTHROPIC_BASE_URL", "http://127.0.0.1:8080/v1"),
             ("HTTPS_PROXY", "http://me:hunter2@proxy:3128/"),
-            ("NO_PROXY", "a://b@c, d:e@f"),
             ("MODEL_KEY", "sk-123456"),
         ]));
         let expected = [("HTTPS_PROXY", "hunter2"), ("MODEL_KEY", "sk-123456")];

@@ -262,7 +262,9 @@ async fn strange_answers_are_what_their_markers_say() {
             }
         }
         let (path, body) = request(api, &["HANG"], true);
-        drop(open(&model, &path, &body).await);
+        let connection = open(&model, &path, &body).await;
+        model.wait_for("the hanging request", |record| record.last_text() == "HANG").await;
+        drop(connection);
         let is_gone = |record: &ModelRequestRecord| {
             record.last_text() == "HANG" && record.outcome != ModelRequestOutcome::Streaming
         };

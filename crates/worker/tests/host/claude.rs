@@ -4,6 +4,7 @@
 use qd_catalog::Catalog;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnUpdate};
+use qd_protocol::manifest::PolicyEnforcement;
 use qd_protocol::worker::{AgentSpec, WorkerHostSpec};
 
 use crate::harness::{DaemonSide, WorkerUnderTest};
@@ -35,6 +36,8 @@ fn use_script(host: &mut WorkerHostSpec, change: impl FnOnce(&mut AgentSpec)) {
     std::fs::write(&path, AGENT).unwrap();
     let mut manifest = Catalog::built_in().get("claude").unwrap();
     manifest.startup.command = vec!["sh".to_owned(), path.to_string_lossy().into_owned()];
+    // Its arguments have quotes, which the script cannot escape.
+    manifest.policy = PolicyEnforcement::default();
     spec.manifest = Some(Box::new(manifest));
     change(spec);
 }

@@ -24,6 +24,7 @@ use super::handshake::{AcpHandshakeError, AcpHandshakeOptions, perform_handshake
 use super::profile::AcpProfile;
 use super::turn_end::run_error;
 use crate::harness::{DriverHarness, hung_up_error};
+use crate::policy_enforcement::enforce_policy;
 use crate::stdio_agent::StdioConversation;
 use qd_script::{ScriptSetup, serve};
 
@@ -81,7 +82,11 @@ async fn open_conversation(
 ) -> Result<(AcpTestConversation, AgentUpdate), AgentExitReason> {
     let (from, to) = tokio::io::split(pipe);
     let mut connection = AcpConnection::new(from, to, Box::pin(pending()));
-    let manifest = Catalog::built_in().get(&spec.agent).expect("the agent is built in");
+    let mut manifest = Catalog::built_in().get(&spec.agent).expect("the agent is built in");
+    manifest.policy.file = None;
+    // The settings of whoever runs the tests do not count.
+    manifest.policy.allowed_by_settings = None;
+    let manifest = enforce_policy(manifest, &spec).expect("the agent can be made to ask");
     let options =
         AcpHandshakeOptions::from_spec(&spec, AcpProfile::from_manifest(&manifest, &spec), runs_commands);
     let handshake = match perform_handshake(&mut connection, &options).await {

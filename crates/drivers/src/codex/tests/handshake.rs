@@ -14,9 +14,9 @@ async fn a_thread_has_an_id_before_its_first_prompt_and_the_settings_of_the_sess
         spec.system_prompt = Some("be brief".to_owned());
     });
     let params = fake.handshake().await;
-    // The sandbox is left to the user's own settings.
+    // Whatever the user's own settings allow, the agent may only read and asks for the rest.
     let expected = json!({"cwd": "/w", "model": "big", "developerInstructions": "be brief",
-        "approvalPolicy": "on-request", "approvalsReviewer": "user"});
+        "approvalPolicy": "on-request", "approvalsReviewer": "user", "sandbox": "read-only"});
     assert_eq!(params, expected);
     let AgentUpdate::Ready { agent_session_id, steers } = harness.next_update().await else { panic!() };
     assert_eq!((agent_session_id.as_deref(), steers), (Some("t"), true));
