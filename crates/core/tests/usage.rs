@@ -59,7 +59,7 @@ fn a_report_that_nobody_can_mean_is_refused_and_the_notice_says_what_and_of_whic
 fn the_last_total_of_a_conversation_is_remembered_until_another_begins() {
     let mut harness = SessionHarness::new();
     harness.prompt("a");
-    let mut total = |harness: &mut SessionHarness, total: Option<f64>| {
+    let total = |harness: &mut SessionHarness, total: Option<f64>| {
         let update = TurnUpdate::Usage { usage: usage(1, 0, 0.1), conversation_cost_usd: total };
         let run = RunId::parse("a").unwrap();
         harness.receive(AgentUpdate::Turn { run, update });
