@@ -149,7 +149,7 @@ async fn silence_ends_the_turn_if_a_setting_says_so() {
 
 #[tokio::test]
 async fn a_turn_that_waits_for_a_person_is_not_silent() {
-    let daemon = TestDaemon::start_with_settings("silence_notice_s = 1\nsilence_timeout_s = 2").await;
+    let daemon = TestDaemon::start_with_settings("silence_notice_s = 5\nsilence_timeout_s = 6").await;
     let waiting = daemon.session_with(json!({ "agent": "script", "policy": "ask" })).await;
     let asked = waiting.prompt_script(&[ask_bash("make"), say("made")]).await;
     let ask = waiting.wait_for_run_event(&asked, "ask.opened").await.data;

@@ -55,7 +55,8 @@ pub(super) async fn opencode_prompts() {
     }
 }
 
-/// A model that never answers: the silence is shown, and a setting ends it.
+/// A model that never answers: the silence is shown, and a setting ends it. No run that works follows, because on a busy
+/// machine it could be as silent.
 pub(super) async fn silence(cli: RealAgent) {
     let test = RealAgentTest::with(cli, "silence_notice_s = 1\nsilence_timeout_s = 4").await;
     let session = test.session(json!({})).await;
@@ -68,6 +69,4 @@ pub(super) async fn silence(cli: RealAgent) {
             && event.data["text"].as_str().unwrap().starts_with("no word from the model")
     };
     assert!(events.iter().any(|event| is_notice(&event)), "{}", super::describe_events(&events));
-    let next = say(&session, "well again").await;
-    assert_ended(&next, "end_turn");
 }

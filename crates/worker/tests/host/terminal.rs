@@ -146,7 +146,8 @@ async fn a_turn_that_ignores_its_interrupt_is_ended_and_the_shell_goes_on() {
     daemon.cancel("b");
     let ended = daemon.wait_for_end("b").await;
     assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (TurnStopReason::Cancelled, 0));
-    assert!(run_prompt(&mut daemon, "c", "echo $X").await.contains("kept"));
+    let text = run_prompt(&mut daemon, "c", "echo $X").await;
+    assert!(text.contains("kept"), "{text:?}");
 }
 
 #[tokio::test]
