@@ -155,7 +155,7 @@ async fn off_a_terminal_run_exits_at_an_ask_and_the_run_goes_on_when_it_is_answe
     daemon.qd(&["allow", &ask]).await.ok();
     let session = only_session(&daemon).await;
     let waited = daemon.qd(&["wait", &session.id]).await;
-    assert_eq!(waited.ok(), format!("{} done\n", session.id));
+    assert_eq!(waited.ok(), format!("{} end_turn\n", session.id));
     assert!(session.runs().await[0]["text"].as_str().unwrap().contains("allowed"));
 }
 
@@ -502,7 +502,7 @@ async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
     home.qd(&["allow", &ask]).await.ok();
     logs.wait_for_stdout(" after").await;
     assert_eq!(run.wait().await.ok(), "before \nallowed after\n");
-    assert!(wait.wait().await.ok().ends_with(" done\n"));
+    assert!(wait.wait().await.ok().ends_with(" end_turn\n"));
 }
 
 #[tokio::test]

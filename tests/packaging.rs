@@ -70,7 +70,8 @@ async fn every_command_has_a_man_page_and_every_shell_its_completions() {
         let text = std::fs::read_to_string(pages.join(page)).unwrap();
         assert!(text.contains(".TH"), "{page}: {text}");
     }
-    for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef qd"), ("fish", "complete --command qd")] {
+    for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef qd"), ("fish", "complete --command qd")]
+    {
         let script = home.qd(&["completions", shell]).await.ok();
         assert!(script.contains(mark), "{shell}: {script}");
     }

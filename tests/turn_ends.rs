@@ -115,6 +115,7 @@ async fn a_total_that_goes_on_in_another_process_is_billed_once() {
     assert_eq!(cost().await, 0.8);
 
     // What an adopted conversation cost elsewhere is not billed here.
+    session.close().await;
     let adopted = odd_session(&daemon, json!({ "agent_session_id": "s" })).await;
     run(&adopted, "cost 7.0").await;
     run(&adopted, "cost 7.25").await;

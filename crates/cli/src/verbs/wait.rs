@@ -18,7 +18,6 @@ use crate::client::DaemonClient;
 use crate::client::stream::EventStream;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs::{self, ResolvedFleet, ResolvedSession, WatchTarget};
-use crate::render::session_cells::outcome_word;
 use crate::render::{ask, text};
 
 /// How long one request waits before it is repeated.
@@ -118,12 +117,12 @@ async fn wait_for_all(
                 (fleet.id.clone(), wait_for_fleet(context, client, fleet).await?.into())
             }
         };
-        let WaitOutcome { name, word, exit } = outcome;
+        let WaitOutcome { word, exit } = outcome;
         worst = worst.max(exit);
         if context.out.json {
-            answers.push(json!({ "id": id, "finish_reason": name, "exit_code": exit as u8 }));
+            answers.push(json!({ "id": id, "finish_reason": word, "exit_code": exit as u8 }));
         } else {
-            context.out.print_line(&format!("{id} {}", word.unwrap_or("idle")))?;
+            context.out.print_line(&format!("{id} {}", word.as_deref().unwrap_or("idle")))?;
         }
     }
     if context.out.json {
@@ -134,17 +133,15 @@ async fn wait_for_all(
 
 /// How a target ended. Without a word it never ran.
 struct WaitOutcome {
-    /// The outcome as JSON has it.
-    name: Option<String>,
-    /// The outcome in the words of people.
-    word: Option<&'static str>,
+    /// The outcome by its name in JSON, because scripts read it.
+    word: Option<String>,
     exit: CliExitCode,
 }
 
 impl From<Option<FinishReason>> for WaitOutcome {
     fn from(reason: Option<FinishReason>) -> Self {
         let exit = reason.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
-        Self { name: reason.as_ref().map(text::wire_name), word: reason.map(outcome_word), exit }
+        Self { word: reason.as_ref().map(text::wire_name), exit }
     }
 }
 
@@ -157,7 +154,7 @@ impl From<FleetStatus> for WaitOutcome {
                 ("failed", CliExitCode::Failed)
             }
         };
-        Self { name: Some(word.to_owned()), word: Some(word), exit }
+        Self { word: Some(word.to_owned()), exit }
     }
 }
 
