@@ -32,7 +32,7 @@ pub fn with_policy_file(manifest: Manifest, folder: &Path) -> Manifest {
 }
 
 fn write_policy_file(agent: &str, text: &str, folder: &Path) -> io::Result<PathBuf> {
-    let digest = hex::encode(&Sha256::digest(&text)[..8]);
+    let digest = hex::encode(&Sha256::digest(text)[..8]);
     let path = folder.join(format!("{agent}-{digest}"));
     if !std::fs::read(&path).is_ok_and(|written| written == text.as_bytes()) {
         std::fs::create_dir_all(folder)?;

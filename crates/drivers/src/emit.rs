@@ -45,7 +45,7 @@ pub(crate) async fn emit_late_and_notices(
     if let Some(late) = late {
         late.await?;
     }
-    emit_all(turn, notices.into_iter().map(|text| TurnUpdate::notice(text)).collect()).await
+    emit_all(turn, notices.into_iter().map(TurnUpdate::notice).collect()).await
 }
 
 /// The notice about a file of the prompt that the agent cannot take.

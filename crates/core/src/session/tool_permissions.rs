@@ -31,7 +31,8 @@ impl ToolCallVerdict {
 
 impl SessionStepBuilder<'_> {
     /// Judges a tool call before it is performed. A repeat of a request gets the verdict of the first. Without a turn, or
-    /// while one is being stopped, only the policy can decide, because nobody can be asked, and no event tells of it, because it would belong to no run.
+    /// while one is being stopped, only the policy can decide, because nobody can be asked. No event tells of it then,
+    /// because it would belong to no run.
     pub(super) fn judge_tool_call(&mut self, request: AskRequest) {
         if let Some(entry) = self.asks.get(&request.id) {
             let verdict = match entry {
