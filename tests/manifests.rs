@@ -131,5 +131,6 @@ async fn what_a_project_brings_counts_after_qd_trust_and_until_it_changes() {
     place.try_session(json!({ "agent": "ours" })).await.expect(201);
     daemon.qd(&["trust", "--no", "."]).await.ok();
     place.try_session(json!({ "agent": "ours" })).await.expect_refusal(400, "unknown_agent");
-    daemon.qd(&["trust", "/nowhere"]).await.expect_exit(2);
+    let missing = daemon.home.sibling_path("missing");
+    daemon.qd(&["trust", missing.to_str().unwrap()]).await.expect_exit(2);
 }

@@ -201,9 +201,11 @@ impl JoinDialer {
 mod tests {
     use super::*;
 
-    /// A home without files.
-    fn home() -> DaemonHome {
-        DaemonHome::resolve(Some(PathBuf::from("/nowhere")))
+    /// A home without files, in a folder that is deleted with the first value.
+    fn home() -> (tempfile::TempDir, DaemonHome) {
+        let folder = tempfile::tempdir().unwrap();
+        let home = DaemonHome::resolve(Some(folder.path().to_owned()));
+        (folder, home)
     }
 
     #[test]
@@ -230,7 +232,8 @@ mod tests {
 
     #[test]
     fn a_machine_prints_how_sessions_choose_it() {
-        let script = collect_offers(&home(), &["script".to_owned()]).unwrap();
+        let (_folder, home) = home();
+        let script = collect_offers(&home, &["script".to_owned()]).unwrap();
         let labels = ["gpu".to_owned(), "big".to_owned()];
         assert_eq!(
             describe_choices(&labels, &script),
@@ -241,10 +244,11 @@ mod tests {
 
     #[test]
     fn only_known_agents_can_be_offered() {
-        assert!(collect_offers(&home(), &[]).unwrap().iter().any(|offer| offer.agent.name == "echo"));
-        assert_eq!(collect_offers(&home(), &["script".to_owned()]).unwrap().len(), 1);
+        let (_folder, home) = home();
+        assert!(collect_offers(&home, &[]).unwrap().iter().any(|offer| offer.agent.name == "echo"));
+        assert_eq!(collect_offers(&home, &["script".to_owned()]).unwrap().len(), 1);
         assert_eq!(
-            collect_offers(&home(), &["nobody".to_owned()]).unwrap_err().exit_code(),
+            collect_offers(&home, &["nobody".to_owned()]).unwrap_err().exit_code(),
             CliExitCode::Usage
         );
     }

@@ -149,7 +149,9 @@ mod tests {
         fs::write(dir.join("__worker"), "exec 9>\"$1.lock\"; sleep 600 9>&- & echo > \"$1.ready\"; wait")
             .unwrap();
         let child = Command::new("sh").args(["__worker", id]).current_dir(dir).stdin(Stdio::null()).spawn();
-        while !dir.join(format!("{id}.ready")).exists() {
+        // For a moment its child has the lock open as well, and looks the same.
+        let processes = || find_host_processes(dir).iter().filter(|found| found.id == id).count();
+        while !dir.join(format!("{id}.ready")).exists() || processes() != 1 {
             std::thread::sleep(EXIT_POLL);
         }
         child.unwrap()
