@@ -116,6 +116,7 @@ async fn a_total_that_goes_on_in_another_process_is_billed_once() {
 
     // What an adopted conversation cost elsewhere is not billed here.
     session.close().await;
+    session.wait_for_event("the end of the session", |event| event.kind == "session.closed").await;
     let adopted = odd_session(&daemon, json!({ "agent_session_id": "s" })).await;
     run(&adopted, "cost 7.0").await;
     run(&adopted, "cost 7.25").await;
