@@ -64,13 +64,13 @@ pub(super) async fn require_permission(
     let verdict = match find_ask(daemon, session, &request.id).await? {
         Some(ask) => {
             check_same_call(&ask, &request, tool)?;
-            verdict_of(&ask)?
+            // A request may come back after the answer, for example because the daemon was restarted.
+            wait_for_decision(daemon, session, &request.id).await?
         }
-        None => judge(daemon, session, request.clone()).await?,
-    };
-    let verdict = match verdict {
-        ToolCallVerdict::Pending => wait_for_decision(daemon, session, &request.id).await?,
-        decided => decided,
+        None => match judge(daemon, session, request.clone()).await? {
+            ToolCallVerdict::Pending => wait_for_decision(daemon, session, &request.id).await?,
+            decided => decided,
+        },
     };
     verdict_result(verdict, &request)
 }
