@@ -44,11 +44,8 @@ async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest
     journal_rules::check(&session.events().await);
 }
 
-#[tokio::test]
-async fn a_manifest_says_after_how_long_an_agent_rests() {
-    let home = TestHome::new();
-    add_manifest(&home, "script", "[agent]\nname = 'script'\n[idle]\nrest_after_s = 1\n");
-    let daemon = TestDaemon::start_in(home, |_| {}).await;
+/// Runs a turn of `script`, and waits until its agent is stopped for being idle.
+async fn expect_idle_stop(daemon: &TestDaemon) {
     let session = daemon.session("script").await;
     let run = session.prompt("hello").await;
     session.wait(&run).await;
@@ -59,18 +56,20 @@ async fn a_manifest_says_after_how_long_an_agent_rests() {
 }
 
 #[tokio::test]
+async fn a_manifest_says_after_how_long_an_agent_rests() {
+    let home = TestHome::new();
+    add_manifest(&home, "script", "[agent]\nname = 'script'\n[idle]\nrest_after_s = 1\n");
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
+    expect_idle_stop(&daemon).await;
+}
+
+#[tokio::test]
 async fn the_users_idle_time_counts_over_a_manifests() {
     let home = TestHome::new();
     add_manifest(&home, "script", "[agent]\nname = 'script'\n[idle]\nrest_after_s = 86400\n");
     home.configure("idle_s = 1\n");
     let daemon = TestDaemon::start_in(home, |_| {}).await;
-    let session = daemon.session("script").await;
-    let run = session.prompt("hello").await;
-    session.wait(&run).await;
-    poll_until("the idle agent to be stopped", async || {
-        daemon.home.processes_with_role("__script").is_empty().then_some(())
-    })
-    .await;
+    expect_idle_stop(&daemon).await;
 }
 
 #[tokio::test]

@@ -115,8 +115,8 @@ struct GatewayRoute {
     authorization: String,
 }
 
-/// A response of the daemon.
-struct DaemonResponse {
+/// A response of the daemon, on its way to the agent.
+struct ForwardedResponse {
     status: StatusCode,
     content_type: Option<HeaderValue>,
     body: Bytes,
@@ -143,7 +143,7 @@ impl GatewayRoute {
             return text_response(StatusCode::PAYLOAD_TOO_LARGE, "the message is too long or was cut off");
         };
         match self.forward(&head.headers, body.to_bytes()).await {
-            Ok(DaemonResponse { status, content_type, body }) => {
+            Ok(ForwardedResponse { status, content_type, body }) => {
                 let mut response = Response::new(Full::new(body));
                 *response.status_mut() = status;
                 if let Some(content_type) = content_type {
@@ -160,7 +160,7 @@ impl GatewayRoute {
 
     /// Sends a message to the daemon, again while the daemon is being restarted. The daemon recognises repeats by their
     /// key and does nothing twice.
-    async fn forward(&self, headers: &HeaderMap, body: Bytes) -> std::io::Result<DaemonResponse> {
+    async fn forward(&self, headers: &HeaderMap, body: Bytes) -> std::io::Result<ForwardedResponse> {
         let mut random = [0; KEY_BYTES];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let key = hex::encode(random);
@@ -183,7 +183,7 @@ impl GatewayRoute {
         headers: &HeaderMap,
         key: &str,
         body: Bytes,
-    ) -> std::io::Result<DaemonResponse> {
+    ) -> std::io::Result<ForwardedResponse> {
         let mut request = Request::post(MCP_PATH)
             .header(header::HOST, "localhost")
             .header(header::AUTHORIZATION, &self.authorization)
@@ -205,18 +205,18 @@ impl GatewayRoute {
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
-) -> std::io::Result<DaemonResponse> {
+) -> std::io::Result<ForwardedResponse> {
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let (head, body) = sender.send_request(request).await.map_err(std::io::Error::other)?.into_parts();
     let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
-    Ok(DaemonResponse { status: head.status, content_type, body })
+    Ok(ForwardedResponse { status: head.status, content_type, body })
 }
 
 /// Whether the daemon refuses the message, or a tool call, only because it is being stopped.
-fn is_stopping(response: &DaemonResponse) -> bool {
+fn is_stopping(response: &ForwardedResponse) -> bool {
     if response.status == StatusCode::SERVICE_UNAVAILABLE {
         return true;
     }

@@ -3,11 +3,16 @@
 //! their names and meaning; the others are ours. This module does not touch the disk: `qd-catalog` finds and reads
 //! manifests.
 
+mod conversation_files;
+mod policy_enforcement;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+
+pub use conversation_files::{ConversationFiles, PromptLineRule};
+pub use policy_enforcement::{AllowedBySettings, OverridingSetting, PolicyEnforcement};
 
 /// Description of an agent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -197,71 +202,6 @@ pub struct StartupRules {
     /// Seconds within which the agent must become ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init_timeout_seconds: Option<u64>,
-}
-
-/// What makes the agent ask before it acts, whatever the user's own settings of the agent allow, so that the session's
-/// policy decides.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PolicyEnforcement {
-    /// Arguments at the end of the command. `{file}` stands for the path of `file`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub args: Vec<String>,
-    /// Environment variables that no other variable overrides. `{file}` stands for the path of `file`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, String>,
-    /// Settings for the agent as JSON. In `args`, `env` and `session_meta`, `{settings}` stands for them.
-    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
-    pub settings: serde_json::Map<String, Value>,
-    /// What the user's own settings of the agent allow, which is to be asked instead.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowed_by_settings: Option<AllowedBySettings>,
-    /// Text of a file that is written for the agent before it starts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<String>,
-    /// Fields for the `_meta` of the requests that open a session. Only used for agents that speak the Agent Client
-    /// Protocol.
-    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
-    pub session_meta: serde_json::Map<String, Value>,
-    /// Settings that nothing here can override. With one of them in force, the agent is not started.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub overridden_by: Vec<OverridingSetting>,
-}
-
-/// Where the user's own settings of an agent list what it may do without asking. These rules are added to what the agent
-/// must ask for, in a form of settings in which that counts more.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AllowedBySettings {
-    /// Paths of JSON files; `~` is the home directory, `$NAME` at the beginning is replaced by that variable. A relative
-    /// path is looked up in the working directory, in those above it, and in the repository of a worktree.
-    pub files: Vec<String>,
-    /// JSON pointer to the list of allowed rules in such a file.
-    pub allow: String,
-    /// JSON pointer to the list in `settings` that the rules are added to.
-    pub ask: String,
-}
-
-/// A setting of an agent that lets it act without asking, and that cannot be overridden.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OverridingSetting {
-    /// Path of the file that has the setting; `~` is the home directory, `*` in the last part matches any name. `$NAME`
-    /// at the beginning is replaced by that variable.
-    pub file: String,
-    /// JSON pointer to the setting in the file, in which `*` matches any key. Without this and `line`, the file itself is
-    /// the setting.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub at: Option<String>,
-    /// Keys that the `*` of `at` does not match.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub except: Vec<String>,
-    /// Pattern of a line that is the setting, in a file that is not JSON.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub line: Option<String>,
-    /// The values that let the agent act without asking. If there are none, every value does.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub values: Vec<Value>,
 }
 
 /// What an agent's screen shows when it is ready.
@@ -506,39 +446,6 @@ pub enum ResumeMethod {
     Nothing,
     /// There is nothing to resume: each prompt stands for itself.
     Stateless,
-}
-
-/// Where an agent keeps its conversations on disk, and how to read them. Each conversation is one file with a JSON value
-/// on every line. Without `files`, conversations that were begun in the agent's own program cannot be adopted.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ConversationFiles {
-    /// Folders with the agent's data, of which the first one that can be resolved is used. `$NAME` at the beginning is
-    /// an environment variable, `~` the home directory.
-    pub roots: Vec<String>,
-    /// Path of the files below the root. In each part, one `*` or `{id}` stands for any text; `{id}` is the agent's id of
-    /// the conversation.
-    pub files: String,
-    /// JSON pointer to the agent's id of the conversation, if it is not in the path.
-    pub id: Option<String>,
-    /// JSON pointer to the directory in which the agent works. The first line that has it counts.
-    pub directory: Option<String>,
-    /// File that contains the directory, as a path relative to the folder of the conversation's file.
-    pub directory_file: Option<String>,
-    /// JSON pointers to the agent's own title, the best one first. The last line that has it counts.
-    pub titles: Vec<String>,
-    /// How to recognise a prompt of the user. The first prompt is the title of a conversation without one.
-    pub prompts: Vec<PromptLineRule>,
-}
-
-/// How to recognise a line that contains a prompt of the user.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PromptLineRule {
-    /// Values that the line must have, by JSON pointer.
-    pub r#where: BTreeMap<String, Value>,
-    /// JSON pointer to the prompt: a text, or a list of parts with a `text`.
-    pub text: String,
 }
 
 /// When an idle agent is stopped.

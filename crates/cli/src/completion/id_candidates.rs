@@ -13,12 +13,12 @@ use crate::failure::Result;
 use crate::refs;
 use crate::render::{ask, session_cells, text};
 
-/// How many sessions are looked at. Nobody chooses from a longer list.
+/// The most sessions that are offered.
 const SESSIONS_READ: usize = 1000;
 /// The flags of `qd queue` that have a value.
 const QUEUE_FLAGS: [&str; 5] = ["--remove", "--move", "--to", "--home", "--host"];
 
-/// What kind of id an argument takes.
+/// The kind of id that an argument takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdCompletion {
     Session,
@@ -95,7 +95,7 @@ fn session_candidates(mut sessions: Vec<Session>, typed: &str) -> Vec<IdCandidat
     candidates
 }
 
-/// Whether every shell takes this as one word as it is.
+/// Whether no shell needs quotes around this title.
 fn is_plain_word(title: &str) -> bool {
     title.starts_with(|c: char| c.is_ascii_alphanumeric())
         && title.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))

@@ -1,0 +1,71 @@
+//! `[policy]` of a manifest: what makes an agent ask before it acts, and the settings that would keep it from asking.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What makes the agent ask before it acts, whatever the user's own settings of the agent allow, so that the session's
+/// policy decides.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyEnforcement {
+    /// Arguments at the end of the command. `{file}` stands for the path of `file`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    /// Environment variables that no other variable overrides. `{file}` stands for the path of `file`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Settings for the agent as JSON. In `args`, `env` and `session_meta`, `{settings}` stands for them.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub settings: Map<String, Value>,
+    /// What the user's own settings of the agent allow, which is to be asked instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed_by_settings: Option<AllowedBySettings>,
+    /// Text of a file that is written for the agent before it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Fields for the `_meta` of the requests that open a session. Only used for agents that speak the Agent Client
+    /// Protocol.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub session_meta: Map<String, Value>,
+    /// Settings that nothing here can override. With one of them in force, the agent is not started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overridden_by: Vec<OverridingSetting>,
+}
+
+/// Where the user's own settings of an agent list what it may do without asking. These rules are added to what the agent
+/// must ask for, in a form of settings in which that counts more.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AllowedBySettings {
+    /// Paths of JSON files; `~` is the home directory, `$NAME` at the beginning is replaced by that variable. A relative
+    /// path is looked up in the working directory, in those above it, and in the repository of a worktree.
+    pub files: Vec<String>,
+    /// JSON pointer to the list of allowed rules in such a file.
+    pub allow: String,
+    /// JSON pointer to the list in `settings` that the rules are added to.
+    pub ask: String,
+}
+
+/// A setting of an agent that lets it act without asking, and that cannot be overridden.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverridingSetting {
+    /// Path of the file that has the setting; `~` is the home directory, `*` in the last part matches any name. `$NAME`
+    /// at the beginning is replaced by that variable.
+    pub file: String,
+    /// JSON pointer to the setting in the file, in which `*` matches any key. Without this and `line`, the file itself is
+    /// the setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// Keys that the `*` of `at` does not match.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<String>,
+    /// Pattern of a line that is the setting, in a file that is not JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
+    /// The values that let the agent act without asking. If there are none, every value does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<Value>,
+}
