@@ -3,13 +3,14 @@
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 
 use qd_core::session::{
     AgentAvailability, PromptSubmission, SessionCommand, SessionContext, SessionInput, SessionState, step,
 };
 use qd_link::{LocalLinkEvent, local_link};
-use qd_protocol::event::{EventBody, MessageDelta, SessionCreated};
+use qd_protocol::event::{EventActor, EventBody, MessageDelta, SessionCreated};
 use qd_protocol::link::{AgentUpdate, TurnUpdate, UpdateNumber};
 use qd_protocol::{LongText, MessageId, Millis, RunId, SessionId, WorkspaceId};
 use qd_testkit::BenchmarkTable;
@@ -41,9 +42,11 @@ fn context() -> SessionContext {
     SessionContext {
         now: Millis(1_794_774_645_123).into(),
         halted: false,
+        quota_until: None,
         over_budget: false,
         agent: AgentAvailability::Ready { steerable: false },
         slot_available: true,
+        sandbox: None,
     }
 }
 
@@ -54,7 +57,14 @@ fn running_session() -> SessionState {
     let mut state = SessionState::new(id, WorkspaceId::from_random(&[2; 16]), created, context().now);
     let prompt = LongText { head: "go".to_owned(), blob: None };
     let accept = PromptSubmission { run: run(), prompt, attachments: Vec::new(), fingerprint: String::new() };
-    step(&mut state, SessionInput::Command(SessionCommand::AcceptPrompt(accept)), &context());
+    step(
+        &mut state,
+        SessionInput::Command {
+            actor: Arc::new(EventActor::DAEMON),
+            command: SessionCommand::AcceptPrompt(accept),
+        },
+        &context(),
+    );
     let ready = AgentUpdate::Ready { agent_session_id: None, steers: false };
     step(&mut state, SessionInput::Update(UpdateNumber(1), ready), &context());
     assert!(state.active_run().is_some(), "the run has started");
@@ -74,7 +84,7 @@ fn json_alone() -> f64 {
     let body = EventBody::TextDelta(MessageDelta { message_id, text: TEXT.to_owned(), after_run: None });
     let started = Instant::now();
     for _ in 0..EVENTS {
-        black_box(black_box(&body).encode().expect("a delta has a JSON form"));
+        black_box(black_box(&body).encode(None).expect("a delta has a JSON form"));
     }
     rate(started)
 }
@@ -117,7 +127,7 @@ fn link_to_json() -> f64 {
                     &SessionContext { ..context() },
                 );
                 for event in &step_result.events {
-                    black_box(event.body.encode().expect("a delta has a JSON form"));
+                    black_box(event.body.encode(None).expect("a delta has a JSON form"));
                     seen += 1;
                 }
             }

@@ -97,6 +97,26 @@ async fn a_budget_trips_in_the_middle_of_a_turn_and_later_runs_end_so_at_once_un
 }
 
 #[tokio::test]
+async fn a_budget_stop_that_meets_the_end_of_its_turn_does_not_reach_the_next_run() {
+    let daemon = TestDaemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "budget_usd": 1.0 })).await;
+    let spend_and_end = [vec![cost(10.0)], vec![ignore_cancel(), cost(10.0), sleep(20), say("done anyway")]];
+    for (spent, steps) in (1..=20).zip(spend_and_end.iter().cycle()) {
+        let over = session.run_script(steps).await;
+        let reason = over["finish_reason"].as_str().unwrap();
+        assert!(["end_turn", "budget_exceeded"].contains(&reason), "{over:#}");
+        session.patch(json!({ "budget_usd": 10.0 * f64::from(spent) + 5.0 })).await;
+        let next = session.run_script(&[say("untouched")]).await;
+        assert_eq!(
+            (&next["finish_reason"], &next["text"]),
+            (&json!("end_turn"), &json!("untouched")),
+            "{next:#}"
+        );
+    }
+    journal_rules::check(&session.events().await);
+}
+
+#[tokio::test]
 async fn runs_that_wait_behind_one_that_trips_the_budget_end_so_too() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "budget_usd": 1.0 })).await;

@@ -1,5 +1,5 @@
 //! Bugs of crush's server that show only with the whole binary. The others are in
-//! `crates/core/tests/predecessor_bugs.rs`.
+//! `crates/core/tests/machines/predecessor_bugs.rs`.
 
 use qd_testkit::{TestDaemon, script::*};
 use rustix::process::Signal;

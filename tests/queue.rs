@@ -144,7 +144,7 @@ async fn a_moved_run_keeps_its_place_after_kill_9_and_runs_in_the_new_order() {
     daemon.start_again().await;
     assert_eq!(queued_ids(&session).await, order);
     let event = session.wait_for_run_event(&c, "run.moved").await;
-    assert_eq!(event.data, json!({ "before": a, "position": 1 }));
+    assert_eq!((&event.data["before"], &event.data["position"]), (&json!(a), &json!(1)));
     session.cancel_run(&active).await;
     session.wait(&a).await;
     let events = session.events().await;

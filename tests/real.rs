@@ -11,7 +11,10 @@ mod conversations;
 mod cost;
 mod failures;
 mod fleet;
+mod modes;
 mod own_settings;
+mod quota;
+mod shown;
 mod subsessions;
 mod tools;
 
@@ -44,11 +47,6 @@ macro_rules! agents {
             }
 
             #[tokio::test]
-            async fn a_cancel_at_once_is_never_missed() {
-                super::cancels::at_once(RealAgent::$cli).await;
-            }
-
-            #[tokio::test]
             async fn it_is_steered_and_outlives_the_daemon_and_its_worker() {
                 super::continuity::scene(RealAgent::$cli).await;
             }
@@ -64,8 +62,23 @@ macro_rules! agents {
             }
 
             #[tokio::test]
+            async fn it_says_how_to_sign_in_and_which_model_is_unknown() {
+                super::failures::explanations(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
             async fn it_stops_at_its_budget() {
                 super::cost::scene(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn its_mode_is_set_and_survives_it() {
+                super::modes::scene(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn its_context_is_shown() {
+                super::modes::context(RealAgent::$cli).await;
             }
         }
     )*};
@@ -100,19 +113,23 @@ adoptable_agents! {
     qwen_goes_on_with_an_adopted_conversation: Qwen,
 }
 
-#[tokio::test]
-async fn claude_starts_and_awaits_another_by_its_tools() {
-    subsessions::scene(RealAgent::Claude).await;
+/// Generates a test for every agent that names the reset of an exhausted quota at once. The others retry for a long time
+/// first.
+macro_rules! agents_with_quotas {
+    ($($name:ident: $cli:ident),* $(,)?) => {$(
+        #[tokio::test]
+        async fn $name() {
+            quota::scene(RealAgent::$cli).await;
+        }
+    )*};
 }
 
-#[tokio::test]
-async fn codex_starts_and_awaits_another_by_its_tools() {
-    subsessions::scene(RealAgent::Codex).await;
-}
-
-#[tokio::test]
-async fn an_agent_by_acp_starts_and_awaits_another_by_its_tools() {
-    subsessions::scene(RealAgent::ClaudeAcp).await;
+agents_with_quotas! {
+    claude_waits_for_its_quota_to_reset: Claude,
+    codex_waits_for_its_quota_to_reset: Codex,
+    copilot_waits_for_its_quota_to_reset: Copilot,
+    claude_acp_waits_for_its_quota_to_reset: ClaudeAcp,
+    codex_acp_waits_for_its_quota_to_reset: CodexAcp,
 }
 
 #[tokio::test]
@@ -121,18 +138,54 @@ async fn copilot_reports_failed_calls_as_errors() {
 }
 
 #[tokio::test]
-async fn claude_acp_bills_a_conversation_once() {
-    failures::cost_after_restart(RealAgent::ClaudeAcp).await;
+async fn opencode_repeats_no_usage() {
+    failures::no_repeated_usage().await;
 }
 
 #[tokio::test]
-async fn opencode_bills_a_conversation_once() {
-    failures::cost_after_restart(RealAgent::Opencode).await;
+async fn claude_has_its_tasks_as_a_plan() {
+    modes::plans(RealAgent::Claude).await;
 }
 
 #[tokio::test]
-async fn opencode_takes_a_prompt_with_a_slash_and_repeats_no_usage() {
-    failures::opencode_prompts().await;
+async fn opencode_has_its_to_do_list_as_a_plan() {
+    modes::plans(RealAgent::Opencode).await;
+}
+
+/// Generates a test for every agent that switches its mode by itself or by a command, and shows it.
+macro_rules! agents_that_switch {
+    ($($name:ident: $cli:ident),* $(,)?) => {$(
+        #[tokio::test]
+        async fn $name() {
+            modes::own_switch(RealAgent::$cli).await;
+        }
+    )*};
+}
+
+agents_that_switch! {
+    claude_shows_that_it_switched_its_mode: Claude,
+    codex_acp_shows_that_it_switched_its_mode: CodexAcp,
+    qwen_shows_that_it_switched_its_mode: Qwen,
+}
+
+#[tokio::test]
+async fn copilot_asks_also_after_its_command_that_allows_everything() {
+    modes::copilot_allows_all().await;
+}
+
+#[tokio::test]
+async fn claude_shows_that_it_compacted_its_conversation() {
+    modes::compaction(RealAgent::Claude).await;
+}
+
+#[tokio::test]
+async fn claude_acp_shows_that_it_compacted_its_conversation() {
+    modes::compaction(RealAgent::ClaudeAcp).await;
+}
+
+#[tokio::test]
+async fn codex_acp_shows_that_it_compacted_its_conversation() {
+    modes::compaction(RealAgent::CodexAcp).await;
 }
 
 #[tokio::test]

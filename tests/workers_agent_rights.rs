@@ -28,12 +28,14 @@ fn attempts(home: &TestHome, own: &TestSession, other: &TestSession) -> String {
         at search 'http://localhost/v1/search?q=a'
         at usage 'http://localhost/v1/usage'
         at own 'http://localhost{own_path}'
+        at diff 'http://localhost{own_path}/diff'
         at found 'http://localhost/v1/resolve?ref={own_id}'
         at other 'http://localhost{other_path}'
         at prompt -X POST -H 'content-type: application/json' -d '{own_prompt}' 'http://localhost{prompt}'
         at steer -X POST -H 'content-type: application/json' -d '{{"text":"x"}}' 'http://localhost{steer}'
         at close -X DELETE 'http://localhost{close}'
         at halt -X POST 'http://localhost/v1/halt'
+        at quota -X DELETE 'http://localhost/v1/quotas/acc_1'
         at policy -X POST -H 'content-type: application/json' -d '{{"policy":"allow"}}' 'http://localhost/v1/policy/test'
         at patch -X PATCH -H 'content-type: application/json' -d '{{"policy":"allow"}}' 'http://localhost{own_path}'
         QD_HOME={home} {qd} allow "$ask" >"$OUT.qd" 2>&1; echo "qd $?" >>"$OUT"
@@ -79,7 +81,7 @@ async fn nothing_below_an_agent_can_answer_its_ask() {
             };
             assert_eq!(line, expected, "{out}: {tried}");
         }
-        assert_eq!(tried.lines().count(), 14, "{out}: {tried}");
+        assert_eq!(tried.lines().count(), 16, "{out}: {tried}");
         let output = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
         assert!(output.contains("agent"), "`qd` says why: {output}");
     }

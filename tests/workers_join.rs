@@ -33,9 +33,10 @@ pub(crate) fn address(daemon: &TestDaemon) -> SocketAddr {
     line.unwrap().parse().unwrap()
 }
 
-/// Creates a token with `qd workers token`.
-pub(crate) async fn token(daemon: &TestDaemon) -> Value {
-    daemon.qd(&["workers", "token", "--json"]).await.json()
+/// Creates a token for these labels with `qd workers token`.
+pub(crate) async fn token(daemon: &TestDaemon, labels: &[&str]) -> Value {
+    let labels = labels.iter().flat_map(|label| ["--label", label]);
+    daemon.qd(&["workers", "token", "--json"].into_iter().chain(labels).collect::<Vec<_>>()).await.json()
 }
 
 fn text<'a>(made: &'a Value, field: &str) -> &'a str {
@@ -56,7 +57,9 @@ impl JoinedTestMachine {
 
     /// Joins the daemon through a proxy at this address.
     async fn join_through(daemon: &TestDaemon, address: SocketAddr, args: &[&str]) -> Self {
-        let made = token(daemon).await;
+        let labels: Vec<&str> =
+            args.chunks(2).filter(|flag| flag[0] == "--label").map(|flag| flag[1]).collect();
+        let made = token(daemon, &labels).await;
         let home = TestHome::new();
         let url = format!("https://{address}");
         let line = ["worker", "join", &url, "--token", text(&made, "token")];
@@ -146,7 +149,9 @@ async fn a_session_runs_on_a_machine_that_has_joined() {
 #[tokio::test]
 async fn the_line_that_a_token_comes_with_joins_a_machine_that_sessions_can_choose() {
     let daemon = daemon_with_tls().await;
-    for (args, agent) in [(&["--name", "my box"][..], Some("script@my-box")), (&[], None)] {
+    for (args, agent) in
+        [(&["my box"][..], Some("script@my-box")), (&["--name", "old"], Some("script@old")), (&[], None)]
+    {
         let line = daemon.qd(&[&["workers", "token"], args].concat()).await.ok();
         let words: Vec<&str> = line.trim().strip_prefix("qd ").unwrap().split(' ').collect();
         let label = words[words.iter().position(|word| *word == "--label").unwrap() + 1];
@@ -187,7 +192,7 @@ async fn whoever_mistakes_tls_is_told() {
 #[tokio::test]
 async fn only_the_certificate_of_the_fingerprint_is_accepted() {
     let daemon = daemon_with_tls().await;
-    let made = token(&daemon).await;
+    let made = token(&daemon, &[]).await;
     let home = TestHome::new();
     let url = format!("https://{}", address(&daemon));
     let line = ["worker", "join", &url, "--token", text(&made, "token")];
@@ -206,7 +211,7 @@ async fn only_the_certificate_of_the_fingerprint_is_accepted() {
 #[tokio::test]
 async fn a_revoked_token_cuts_its_machine_off_and_lets_nobody_in() {
     let daemon = daemon_with_tls().await;
-    let made = token(&daemon).await;
+    let made = token(&daemon, &[]).await;
     let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
     let run = session.prompt_script(&[say("hi"), sleep_forever()]).await;
@@ -237,7 +242,7 @@ async fn a_revoked_token_cuts_its_machine_off_and_lets_nobody_in() {
 #[tokio::test]
 async fn a_worker_token_can_do_nothing_but_work() {
     let daemon = TestDaemon::start_with(|options| _ = options.tcp()).await;
-    let made = token(&daemon).await;
+    let made = token(&daemon, &[]).await;
     assert!(made["url"].as_str().unwrap().starts_with("http://127.0.0.1:") && made["fingerprint"].is_null());
     let client = daemon.tcp_without_token().with_token(text(&made, "token"));
     for (method, path) in operations(&daemon.client()).await {
@@ -260,9 +265,58 @@ async fn a_worker_token_can_do_nothing_but_work() {
 }
 
 #[tokio::test]
+async fn a_machine_gets_no_sessions_that_its_token_was_not_made_for() {
+    let daemon = daemon_with_tls().await;
+    let made = daemon.qd(&["workers", "token", "lab", "--agent", "script", "--json"]).await.json();
+    assert_eq!((&made["labels"], &made["agents"]), (&json!(["lab"]), &json!(["script"])));
+    let home = TestHome::new();
+    let url = format!("https://{}", address(&daemon));
+    let pin = text(&made, "fingerprint");
+    let line = ["worker", "join", &url, "--token", text(&made, "token"), "--fingerprint", pin];
+    for (args, refused) in [
+        (&["--agent", "script", "--label", "prod"][..], "prod"),
+        (&["--agent", "script", "--label", "lab", "--label", "prod"], "prod"),
+        (&["--agent", "echo", "--label", "lab"], "echo"),
+        (&["--label", "lab"], "echo"),
+    ] {
+        let output = home.qd(&[&line[..], args].concat()).await;
+        assert!(output.stderr.contains("token") && output.stderr.contains(refused), "{args:?}: {output:?}");
+        output.expect_exit(1);
+    }
+    assert!(daemon.client().get("/v1/workers/joined").await.list().is_empty());
+    let mut worker = home.start(&[&line[..], &["--agent", "script", "--label", "lab"]].concat());
+    worker.wait_for_stdout("joined ").await;
+    assert_eq!(daemon.session("script@lab").await.run_script(&[say("hi")]).await["text"], "hi");
+    let shown = daemon.qd(&["workers", "tokens"]).await.ok();
+    assert!(shown.contains("lab") && shown.contains("script"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_token_of_an_earlier_release_joins_as_before_and_doctor_says_that_it_is_not_bound() {
+    let mut daemon = TestDaemon::start_with(|options| _ = options.tcp()).await;
+    let made = token(&daemon, &["lab"]).await;
+    daemon.terminate().await;
+    let path = daemon.home.path().join("worker_tokens.json");
+    let mut stored: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    stored[0].as_object_mut().unwrap().retain(|field, _| !["labels", "agents"].contains(&field.as_str()));
+    std::fs::write(&path, stored.to_string()).unwrap();
+    daemon.start_again().await;
+    let home = TestHome::new();
+    let line = daemon.listening().iter().find_map(|line| line.strip_prefix("listening on "));
+    let url = line.unwrap().to_owned();
+    let mut worker =
+        home.start(&["worker", "join", &url, "--token", text(&made, "token"), "--label", "prod"]);
+    worker.wait_for_stdout("joined ").await;
+    let shown = daemon.qd(&["workers", "tokens"]).await.ok();
+    assert!(shown.contains("any"), "{shown}");
+    let advice = daemon.qd(&["doctor"]).await.stdout;
+    assert!(advice.contains(text(&made, "id")) && advice.contains("any label"), "{advice}");
+}
+
+#[tokio::test]
 async fn only_a_worker_token_joins_and_no_web_page_does() {
     let daemon = TestDaemon::start_with(|options| _ = options.tcp()).await;
-    let made = token(&daemon).await;
+    let made = token(&daemon, &[]).await;
     let upgrade = |client: TestClient| {
         client
             .with_header("connection", "Upgrade")
@@ -339,7 +393,7 @@ async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_al
 #[tokio::test]
 async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
     let daemon = daemon_with_tls().await;
-    let made = token(&daemon).await;
+    let made = token(&daemon, &[]).await;
     assert!(made["token"].is_string());
     let workspace = daemon.workspace().await;
     let refused = workspace.try_session(json!({ "agent": "script@fast" })).await;

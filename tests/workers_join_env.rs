@@ -23,7 +23,7 @@ fn write_manifest(home: &TestHome, name: &str) {
 
 /// A machine with the label `gpu` that has joined: its own agents, and its own values of the variables.
 async fn join_gpu(daemon: &TestDaemon, agents: &[&str]) -> (TestCommand, TestHome) {
-    let made = token(daemon).await;
+    let made = token(daemon, &["gpu"]).await;
     let home = TestHome::new();
     agents.iter().for_each(|name| write_manifest(&home, name));
     let url = format!("https://{}", address(daemon));

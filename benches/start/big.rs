@@ -14,7 +14,7 @@ use qd_journal::{
     AppendRequest, EventScope, Journal, JournalOptions, NewEvent, RowChange, RunRow, SessionRow,
     WorkspaceKey, WorkspaceRow,
 };
-use qd_protocol::event::{EventBody, SessionCreated, WorkspaceCreated};
+use qd_protocol::event::{EventActor, EventBody, SessionCreated, WorkspaceCreated};
 use qd_protocol::link::{AgentUpdate, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber};
 use qd_protocol::{ClockReading, LongText, Millis, RunId, Seq, SessionId, WorkspaceId};
 use qd_testkit::TestHome;
@@ -74,7 +74,7 @@ impl BenchWorkspace {
             ts: now,
             run: None,
             kind: body.kind(),
-            data: body.encode().expect("our own types have a JSON form"),
+            data: body.encode(None).expect("our own types have a JSON form"),
             update_number: None,
         };
         let row = WorkspaceRow {
@@ -115,15 +115,17 @@ fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mu
         ts: now,
         run: None,
         kind: body.kind(),
-        data: body.encode().expect("our own types have a JSON form"),
+        data: body.encode(None).expect("our own types have a JSON form"),
         update_number: None,
     });
     let mut rows: HashMap<RunId, UpdatedRow> = HashMap::new();
     let context = SessionContext {
         now,
         halted: false,
+        quota_until: None,
         over_budget: false,
         slot_available: true,
+        sandbox: None,
         agent: AgentAvailability::Ready { steerable: false },
     };
     let (mut accepted, mut prompt_text) = (None, None);
@@ -139,7 +141,7 @@ fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mu
                 ts: event.ts,
                 run: event.run,
                 kind: event.body.kind(),
-                data: event.body.encode().expect("our own types have a JSON form"),
+                data: event.body.encode(None).expect("our own types have a JSON form"),
                 update_number: event.update_number,
             });
         }
@@ -201,7 +203,11 @@ fn inputs(run: &RunId) -> impl Iterator<Item = SessionInput> {
     let updates = std::iter::once(ready).chain(texts).chain([end]);
     let updates =
         (1..).zip(updates).map(|(number, update)| SessionInput::Update(UpdateNumber(number), update));
-    std::iter::once(SessionInput::Command(SessionCommand::AcceptPrompt(accept))).chain(updates)
+    std::iter::once(SessionInput::Command {
+        actor: Arc::new(EventActor::DAEMON),
+        command: SessionCommand::AcceptPrompt(accept),
+    })
+    .chain(updates)
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

@@ -4,8 +4,22 @@ use qd_testkit::real_agents::isolated_environment;
 use qd_testkit::{RealAgent, TestCommand, TestCommandOutput, TestSession};
 use serde_json::json;
 
+use super::shown::Behaviour;
 use super::{RealAgentTest, agent, assert_ended, say};
 use crate::adopt::close;
+
+/// Why the conversations of this agent cannot be adopted, if so.
+pub(super) fn why_not_adoptable(cli: RealAgent) -> Option<&'static str> {
+    match cli {
+        RealAgent::Claude | RealAgent::Codex | RealAgent::Gemini | RealAgent::Copilot | RealAgent::Qwen => {
+            None
+        }
+        RealAgent::Opencode => Some("it keeps its conversations in a database, which is not read"),
+        RealAgent::ClaudeAcp | RealAgent::CodexAcp => {
+            Some("its conversations are those of `claude` or `codex`, with which they are adopted")
+        }
+    }
+}
 
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
@@ -35,4 +49,5 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&recall, "end_turn");
     assert!(recall["text"].as_str().unwrap().contains("first of all"), "it remembers: {recall:#}");
     assert_eq!(second.show().await["agent_session_id"], conversation.as_str(), "under the same id");
+    test.shows(Behaviour::Adopted);
 }

@@ -1,9 +1,10 @@
 //! Cancels: in the middle of text, during a tool call, with an open ask, and before the agent knows of its turn.
 
 use qd_testkit::model::sleeper_name;
-use qd_testkit::{RealAgent, poll_until, processes};
+use qd_testkit::{RealAgent, TestSession, poll_until, processes};
 use serde_json::json;
 
+use super::shown::Behaviour;
 use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
 
 /// How often an immediate cancel is tried.
@@ -22,6 +23,7 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&ended(&session, &run).await, "cancelled");
     assert!(!test.requests_with("SLOW:60 words").is_empty());
     test.check_dropped("SLOW:60 words").await;
+    test.shows(Behaviour::CancelText);
 
     // During a tool call.
     let run = session.prompt("TOOL:sleep:500").await;
@@ -49,6 +51,7 @@ pub(super) async fn scene(cli: RealAgent) {
     let finished = session.events().await;
     let finished = finished.iter().rev().find(|event| event.kind == "run.finished").unwrap();
     assert_eq!(finished.data["processes"]["survivors"], 0);
+    test.shows(Behaviour::CancelTool);
 
     // With an open ask.
     let file = work.join("never.txt");
@@ -58,6 +61,7 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&ended(&session, &run).await, "cancelled");
     let path = format!("/v1/asks/{}", ask["id"].as_str().unwrap());
     assert_eq!(session.client.get(&path).await.expect(200)["state"], "withdrawn");
+    test.shows(Behaviour::CancelAsk);
 
     // A cancel that hits nothing does not affect the next run.
     assert_eq!(session.cancel().await["idle"], true);
@@ -65,20 +69,19 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&after, "end_turn");
     assert!(after["text"].as_str().unwrap().contains("ECHO[after all that]"), "{after:#}");
     assert!(!file.exists());
+    check_cancels_at_once(&test, &session).await;
 }
 
-pub(super) async fn at_once(cli: RealAgent) {
-    let test = RealAgentTest::new(cli).await;
-    let session = test.session(json!({})).await;
-    assert_ended(&say(&session, "hello").await, "end_turn");
+/// Cancels right after the prompt, again and again: none is missed, and none hits the next run.
+async fn check_cancels_at_once(test: &RealAgentTest, session: &TestSession) {
     for n in 0..TRIES {
         let words = format!("SLOW:60 try-{n}-");
         let run = session.prompt(&words).await;
         session.cancel().await;
-        assert_ended(&ended(&session, &run).await, "cancelled");
+        assert_ended(&ended(session, &run).await, "cancelled");
         test.check_dropped(&words).await;
         // Each answer belongs to its own prompt.
-        let next = say(&session, &format!("next-{n}-")).await;
+        let next = say(session, &format!("next-{n}-")).await;
         assert_ended(&next, "end_turn");
         let text = next["text"].as_str().unwrap();
         assert!(text.contains(&format!("ECHO[next-{n}-]")) && text.matches("ECHO[").count() == 1, "{next:#}");
@@ -87,8 +90,9 @@ pub(super) async fn at_once(cli: RealAgent) {
     let started = events.iter().filter(|event| event.kind == "worker.started").count();
     // Copilot stops responding once it has missed a cancel, and is killed after the grace period.
     assert!(
-        started == 1 || cli == RealAgent::Copilot,
+        started == 1 || test.cli == RealAgent::Copilot,
         "no cancel cost the agent its life: {}",
         super::describe_events(&events)
     );
+    test.shows(Behaviour::CancelAtOnce);
 }

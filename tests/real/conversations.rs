@@ -3,7 +3,10 @@
 use qd_testkit::{RealAgent, TestEvent, poll_until};
 use serde_json::json;
 
-use super::{RealAgentTest, answer, assert_ended, ended, permission, say, tools};
+use super::shown::Behaviour;
+use super::{
+    RealAgentTest, adoption, answer, assert_ended, ended, failures, permission, say, subsessions, tools,
+};
 
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
@@ -22,6 +25,12 @@ pub(super) async fn scene(cli: RealAgent) {
 
     let recall = say(&session, "RECALL").await;
     assert!(recall["text"].as_str().unwrap().contains("hello"), "it remembers: {recall:#}");
+    test.shows(Behaviour::Answers);
+
+    let path = say(&session, "/etc/hosts is a path").await;
+    assert_ended(&path, "end_turn");
+    assert!(path["text"].as_str().unwrap().contains("/etc/hosts is a path"), "{path:#}");
+    test.shows(Behaviour::SlashPrompt);
 
     // Allowed.
     let made = work.join("made.txt");
@@ -39,6 +48,7 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(events.iter().any(has_command), "{}", super::describe_events(&events));
     assert!(events.iter().any(|event| event.kind == "tool.finished"), "{}", super::describe_events(&events));
     assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::describe_events(&events));
+    test.shows(Behaviour::Allowed);
 
     tools::check_files(&test, &session).await;
     tools::check_mcp(&test, &session).await;
@@ -58,6 +68,7 @@ pub(super) async fn scene(cli: RealAgent) {
         || recalled["text"].as_str().unwrap().contains("not-on-a-monday")
         || model_repeated_reason(&session.events_of(&run).await);
     assert!(reached, "the reason reaches the model: {recalled:#}");
+    test.shows(Behaviour::Denied);
 
     if test.can("questions") {
         let run = session.prompt("TOOL:ask").await;
@@ -68,6 +79,12 @@ pub(super) async fn scene(cli: RealAgent) {
         let asked = ended(&session, &run).await;
         assert_ended(&asked, "end_turn");
         assert!(asked["text"].as_str().unwrap().contains("Blue"), "the model gets the answer: {asked:#}");
+        test.shows(Behaviour::Questions);
+    } else {
+        test.lacks(
+            Behaviour::Questions,
+            "it has no tool for this, or not in the way in which it is driven here",
+        );
     }
 
     let failed = say(&session, "ERR:400").await;
@@ -76,7 +93,18 @@ pub(super) async fn scene(cli: RealAgent) {
     let again = say(&session, "well again").await;
     assert_ended(&again, "end_turn");
     assert!(again["text"].as_str().unwrap().contains("ECHO[well again]"), "{again:#}");
+    test.shows(Behaviour::FailedCall);
+    failures::check_truncation(&test, &session).await;
+    subsessions::check_subsessions(&test, &session).await;
+    session.patch(json!({ "policy": "allow" })).await;
+    let failed = say(&session, "ERRAFTER:400 TOOL:plain:echo hi").await;
+    assert_ended(&failed, "error");
+    assert!(failed["error"]["message"].as_str().unwrap().contains("400"), "{failed:#}");
+    test.shows(Behaviour::FailedAfterTool);
 
+    if let Some(reason) = adoption::why_not_adoptable(cli) {
+        test.lacks(Behaviour::Adopted, reason);
+    }
     let phoned = test.model.proxied_hosts();
     let harmless = |host: &String| cli == RealAgent::Opencode && host.contains("npm");
     assert!(phoned.iter().all(harmless), "no other server is called: {phoned:?}");

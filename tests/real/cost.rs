@@ -3,6 +3,7 @@
 use qd_testkit::RealAgent;
 use serde_json::json;
 
+use super::shown::Behaviour;
 use super::{RealAgentTest, assert_ended, say};
 
 /// For agents that report only tokens, a hundred tokens cost a dollar. Claude's model has the price that Claude itself
@@ -32,4 +33,5 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_eq!(test.model.turn_count(), asked, "the model was not asked again");
     session.patch(json!({ "budget_usd": 1000.0 })).await;
     assert_ended(&say(&session, "with more money").await, "end_turn");
+    test.shows(Behaviour::Budget);
 }

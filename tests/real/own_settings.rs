@@ -6,7 +6,8 @@ use std::path::Path;
 use qd_testkit::RealAgent;
 use serde_json::{Value, json};
 
-use super::{RealAgentTest, assert_ended, permission, say};
+use super::shown::Behaviour;
+use super::{RealAgentTest, agent, assert_ended, permission, say};
 
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
@@ -23,12 +24,33 @@ pub(super) async fn scene(cli: RealAgent) {
         assert!(!file.exists(), "{tool}: {}", super::describe_events(&session.events().await));
     }
 
+    let never = json!({ "agent": "echo", "prompt": "no", "title": "never" });
+    assert_ended(&say(&session, &format!("TOOL:mcp:spawn_agent {never}")).await, "end_turn");
+    let sessions = test.daemon.client().get("/v1/sessions").await.list();
+    assert!(sessions.iter().all(|one| one["title"] != "never"), "{sessions:?}");
+
     session.patch(json!({ "policy": "ask" })).await;
     let file = work.join("asked.txt");
     let run = session.prompt(&format!("TOOL:write:{}", file.display())).await;
     permission(&session, &run).await;
     assert!(!file.exists());
+    test.shows(Behaviour::PolicyHolds);
     session.close().await;
+    if matches!(cli, RealAgent::Claude | RealAgent::ClaudeAcp) {
+        refuses_hooks_that_answer(&test).await;
+    }
+}
+
+/// A hook of Claude's that answers permission requests cannot be overridden, so the session is refused.
+async fn refuses_hooks_that_answer(test: &RealAgentTest) {
+    let folder = test.daemon.home.project_dir().join(".claude");
+    std::fs::create_dir_all(&folder).unwrap();
+    let hooks = r#"{ "hooks": { "PermissionRequest": [{ "hooks": [] }], /* mine */ } }"#;
+    std::fs::write(folder.join("settings.local.json"), hooks).unwrap();
+    let refused = test.daemon.workspace().await.try_session(json!({ "agent": agent(test.cli) })).await;
+    let details = refused.expect_refusal(409, "agent_overrides_policy");
+    let setting = details["setting"].as_str().unwrap();
+    assert!(setting.starts_with("`hooks.PermissionRequest` in "), "{setting}");
 }
 
 /// Writes settings into the agent's home that allow everything without asking.
@@ -45,9 +67,13 @@ fn allow_everything(cli: RealAgent, home: &Path, env: &mut Value) {
     };
     match cli {
         RealAgent::Claude | RealAgent::ClaudeAcp => {
-            let allow = json!(["Bash", "Write", "Edit", "WebFetch", "mcp__quarterdeck"]);
+            let allow = json!(["Bash(git *)", "Write", "Edit", "WebFetch", "mcp__quarterdeck"]);
             let permissions = json!({ "allow": allow, "defaultMode": "bypassPermissions" });
-            edit_json(".claude/settings.json", json!({ "permissions": permissions }));
+            let decision = json!({ "hookEventName": "PreToolUse", "permissionDecision": "allow" });
+            let command = format!("echo '{}'", json!({ "hookSpecificOutput": decision }));
+            let hook = json!({ "matcher": "*", "hooks": [{ "type": "command", "command": command }] });
+            let hooks = json!({ "PreToolUse": [hook] });
+            edit_json(".claude/settings.json", json!({ "permissions": permissions, "hooks": hooks }));
         }
         RealAgent::Codex | RealAgent::CodexAcp => {
             let path = home.join(".codex/config.toml");
@@ -73,7 +99,8 @@ fn allow_everything(cli: RealAgent, home: &Path, env: &mut Value) {
             edit_json(".config/opencode/opencode.json", json!({ "permission": all, "agent": agent }));
         }
         RealAgent::Qwen => {
-            let allow = json!(["Bash", "Write", "Edit", "run_shell_command", "write_file", "edit"]);
+            let allow =
+                ["Bash", "Write", "Edit", "run_shell_command", "write_file", "edit", "mcp__quarterdeck"];
             let tools = json!({ "approvalMode": "yolo", "allowed": ["run_shell_command", "write_file"] });
             edit_json(".qwen/settings.json", json!({ "permissions": { "allow": allow }, "tools": tools }));
         }

@@ -1,18 +1,19 @@
 //! Session trees: a real agent uses the MCP server to start another agent, waits for it, and asks a person.
 
 use qd_testkit::mcp::session_token;
-use qd_testkit::{RealAgent, processes};
+use qd_testkit::{TestSession, processes};
 use serde_json::json;
 
-use super::{RealAgentTest, answer, assert_ended, describe_events, ended, say};
+use super::shown::Behaviour;
+use super::{RealAgentTest, answer, assert_ended, describe_events, ended};
 
-pub(super) async fn scene(cli: RealAgent) {
-    let test = RealAgentTest::new(cli).await;
+/// Part of the conversation that every agent has.
+pub(super) async fn check_subsessions(test: &RealAgentTest, session: &TestSession) {
     let rules = json!([{ "tool": "mcp__quarterdeck__*", "decision": "allow", "risk": "high" }]);
-    let session = test.session(json!({ "policy": rules })).await;
+    session.patch(json!({ "policy": rules })).await;
     let wanted = json!({ "agent": "echo", "prompt": "from above", "title": "below", "wait": true });
     let run = session.prompt(&format!("TOOL:mcp:spawn_agent {wanted}")).await;
-    let spawned = ended(&session, &run).await;
+    let spawned = ended(session, &run).await;
     assert_ended(&spawned, "end_turn");
     let events = session.events_of(&run).await;
     let finished = events.iter().find(|event| event.kind == "tool.finished").unwrap_or_else(|| {
@@ -34,9 +35,9 @@ pub(super) async fn scene(cli: RealAgent) {
     let run = session.prompt(&format!("TOOL:mcp:ask_human {}", json!({ "question": "Which?" }))).await;
     let ask = session.wait_for_run_event(&run, "ask.opened").await.data;
     assert_eq!((&ask["kind"], &ask["prompt"]), (&json!("question"), &json!("Which?")), "{ask}");
-    answer(&session, &ask, json!({ "value": "the-blue-one" })).await;
-    let asked = ended(&session, &run).await;
+    answer(session, &ask, json!({ "value": "the-blue-one" })).await;
+    let asked = ended(session, &run).await;
     assert_ended(&asked, "end_turn");
     assert!(asked["text"].as_str().unwrap().contains("the-blue-one"), "the model hears it: {asked:#}");
-    assert_ended(&say(&session, "well again").await, "end_turn");
+    test.shows(Behaviour::StartsSessions);
 }

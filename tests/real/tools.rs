@@ -4,14 +4,17 @@
 use qd_testkit::{RealAgent, TestEvent, TestSession};
 use serde_json::{Value, json};
 
+use super::shown::Behaviour;
 use super::{RealAgentTest, answer, assert_ended, describe_events, ended, permission};
 
 /// Creates a file with the agent's own tool and then overwrites it. Both need permission, once.
 pub(super) async fn check_files(test: &RealAgentTest, session: &TestSession) {
     let file = test.daemon.home.project_dir().join("created.txt");
-    // Copilot's tool for this creates files and does nothing else.
-    let times = if test.cli == RealAgent::Copilot { 1 } else { 2 };
-    for _ in 0..times {
+    for behaviour in [Behaviour::CreatesFiles, Behaviour::OverwritesFiles] {
+        if matches!(behaviour, Behaviour::OverwritesFiles) && test.cli == RealAgent::Copilot {
+            test.lacks(behaviour, "its tool for this only creates files");
+            break;
+        }
         let run = session.prompt(&format!("TOOL:create:{}", file.display())).await;
         let ask = permission(session, &run).await;
         assert!(ask["input"].to_string().contains("created.txt"), "{ask}");
@@ -24,6 +27,7 @@ pub(super) async fn check_files(test: &RealAgentTest, session: &TestSession) {
         assert!(before.is_none_or(|before| before.trim() == "hi"), "nothing is written before it is allowed");
         assert_eq!(count(&events, "ask.opened"), 1, "it is asked once: {shown}");
         assert!(started_input(&events, None).to_string().contains("created.txt"), "{shown}");
+        test.shows(behaviour);
     }
 }
 
@@ -49,6 +53,7 @@ pub(super) async fn check_mcp(test: &RealAgentTest, session: &TestSession) {
     assert_ended(&ended(session, &run).await, "end_turn");
     let sessions = test.daemon.client().get("/v1/sessions").await.list();
     assert!(sessions.iter().all(|one| one["title"] != "never"), "{sessions:?}");
+    test.shows(Behaviour::UsesOurTools);
 }
 
 fn count(events: &[TestEvent], kind: &str) -> usize {

@@ -120,7 +120,7 @@ impl StormDeck {
         let git_workspace = unix.workspace(&repository).await.id;
         let (mut machines, mut url_agent) = (Vec::new(), None);
         if options.features.other_machines {
-            let token = daemon.qd(&["workers", "token", "--json"]).await.json();
+            let token = daemon.qd(&["workers", "token", LABEL, "--json"]).await.json();
             let url = format!("http://{}", proxy.address());
             let token = token["token"].as_str().expect("a token has a text");
             let join = ["worker", "join", &url, "--token", token, "--label", LABEL];

@@ -208,9 +208,13 @@ impl Catalog {
                 let below = &self.entries[index];
                 let table = manifest_reader::merge_tables(below.table.clone(), table);
                 let mut manifest = manifest_reader::parse_merged(&table, text)?;
-                // A project must not make an agent ask less: it cannot override an `ask_mode`, let an agent read files past
-                // us, or claim that it asks before it uses our tools.
+                // A project must not make an agent ask less: it cannot override an `ask_mode` or an option that makes
+                // the agent ask, offer other modes, let an agent read files past us, or claim that it asks before it uses
+                // our tools.
                 if matches!(origin, ManifestOrigin::Project(_)) {
+                    manifest.modes.clone_from(&below.manifest.modes);
+                    let options = below.manifest.policy.session_options.clone();
+                    manifest.policy.session_options.extend(options);
                     let below = &below.manifest.turn;
                     if below.ask_mode.is_some() {
                         manifest.turn.ask_mode.clone_from(&below.ask_mode);
@@ -239,6 +243,7 @@ pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::Pro
     let capabilities = &manifest.capabilities;
     let settings = [
         ("model", capabilities.models),
+        ("mode", !manifest.modes.offered.is_empty()),
         ("system_prompt", capabilities.system_prompts),
         ("mcp", capabilities.mcp),
     ];
@@ -262,6 +267,8 @@ pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::Pro
             (false, false) => api::CostReport::Nothing,
         },
         settings: settings.iter().filter(|(_, takes)| *takes).map(|(name, _)| (*name).to_owned()).collect(),
+        modes: manifest.modes.offered.keys().cloned().collect(),
+        refused_modes: manifest.modes.unasked.clone(),
         env: manifest.startup.pass_env.clone(),
         origin: origin.to_owned(),
     }

@@ -45,6 +45,8 @@ pub enum ManifestError {
         "`files` under `[conversations]` needs `roots` and must be a path below them, without `.` and `..`"
     )]
     BadConversationFiles,
+    #[error("`[modes]` needs `fallback`, the name of one of the modes in `offered`")]
+    NoFallbackMode,
     /// A pattern is not a regular expression that runs in bounded time.
     #[error("the pattern `{pattern}` of `{key}` cannot be used: {why}")]
     BadPattern { key: &'static str, pattern: String, why: String },
@@ -152,6 +154,12 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
     {
         return Err(ManifestError::BadConversationFiles);
     }
+    let modes = &manifest.modes;
+    if !modes.offered.is_empty()
+        && !modes.fallback.as_ref().is_some_and(|mode| modes.offered.contains_key(mode))
+    {
+        return Err(ManifestError::NoFallbackMode);
+    }
     let parse = &manifest.parse;
     let lists = [
         ("parse.idle", &parse.idle),
@@ -165,6 +173,7 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
         ("parse.error_lines", &parse.error_lines),
         ("parse.notice_lines", &parse.notice_lines),
         ("parse.sign_in_lines", &parse.sign_in_lines),
+        ("parse.quota_lines", &parse.quota_lines),
     ];
     let ready = manifest.startup.ready_when.as_ref().map(|ready| &ready.pattern);
     let single = [

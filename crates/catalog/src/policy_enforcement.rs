@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use jsonc_parser::ParseOptions;
 use qd_protocol::manifest::{Manifest, OverridingSetting};
 use regex::Regex;
 use serde_json::Value;
@@ -52,23 +53,65 @@ fn with_path(mut manifest: Manifest, path: &Path) -> Manifest {
 }
 
 /// The setting in force that lets the agent act without asking, as a person would look it up: the file, and the place
-/// in it. `env` has the variables of the session; the agent inherits others from this process.
-pub fn find_overriding_setting(manifest: &Manifest, env: &BTreeMap<String, String>) -> Option<String> {
+/// in it. `env` has the variables of the session; the agent inherits others from this process. `cwd` is where the agent
+/// works.
+pub fn find_overriding_setting(
+    manifest: &Manifest,
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> Option<String> {
     manifest.policy.overridden_by.iter().find_map(|setting| {
-        let path = resolve_path(&setting.file, manifest, env)?;
-        expand_last_part(&path).iter().find_map(|path| setting_in_file(setting, path))
+        let paths = settings_paths(&setting.file, manifest, env, cwd);
+        paths.iter().flat_map(|path| expand_last_part(path)).find_map(|path| setting_in_file(setting, &path))
     })
 }
 
-/// The path of an agent's file, in which `~` or a variable stands for a folder. `None` if that variable is not set.
-pub fn resolve_path(file: &str, manifest: &Manifest, env: &BTreeMap<String, String>) -> Option<PathBuf> {
+/// The paths of an agent's settings file, in which `~` or a variable stands for a folder. There are none if that variable
+/// is not set, and several if the path is relative.
+pub fn settings_paths(
+    file: &str,
+    manifest: &Manifest,
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> Vec<PathBuf> {
     let given = |name: &str| env.get(name).or_else(|| manifest.startup.env.get(name)).cloned();
-    resolve_root(file, &|name| given(name).or_else(|| std::env::var(name).ok()))
+    match resolve_root(file, &|name| given(name).or_else(|| std::env::var(name).ok())) {
+        Some(path) if path.is_absolute() => vec![path],
+        Some(path) => project_folders(cwd).iter().map(|folder| folder.join(&path)).collect(),
+        None => Vec::new(),
+    }
 }
 
-/// The settings in a JSON file. A file that cannot be read or is not JSON has none: the agent cannot read it either.
+/// The folders in which an agent may look for settings of the project: the working directory, those above it, and for a
+/// worktree the repository that it belongs to.
+fn project_folders(cwd: &Path) -> Vec<PathBuf> {
+    let repository = cwd.ancestors().find_map(|folder| {
+        let link = std::fs::read_to_string(folder.join(".git")).ok()?;
+        let git_folder = folder.join(link.strip_prefix("gitdir:")?.trim());
+        git_folder.ancestors().find(|path| path.ends_with(".git"))?.parent().map(Path::to_owned)
+    });
+    cwd.ancestors().map(Path::to_owned).chain(repository).collect()
+}
+
+/// The settings in a JSON file, which may have comments and trailing commas, because agents accept them. A file that
+/// cannot be read or is not JSON has none: the agent cannot read it either.
 pub fn read_settings(path: &Path) -> Option<Value> {
-    serde_json::from_str(&crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?).ok()
+    let text = crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?;
+    jsonc_parser::parse_to_serde_value(text.trim_start_matches('\u{feff}'), &ParseOptions::default()).ok()
+}
+
+/// Whether there is anything at this place of the settings.
+pub fn has_setting(settings: &Value, pointer: &str) -> bool {
+    settings.pointer(pointer).is_some_and(|value| !is_empty(value))
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
 }
 
 /// The paths that match, if the last part has a `*`; else the path itself.
@@ -99,7 +142,7 @@ fn setting_in_file(setting: &OverridingSetting, path: &Path) -> Option<String> {
     let settings = read_settings(path)?;
     let keys: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
     let (found, value) = find_value(&settings, &keys, &setting.except)?;
-    let counts = setting.values.is_empty() || setting.values.contains(value);
+    let counts = if setting.values.is_empty() { !is_empty(value) } else { setting.values.contains(value) };
     counts.then(|| format!("`{}` in {}", found.join("."), path.display()))
 }
 
@@ -159,7 +202,8 @@ mod tests {
             let policy = PolicyEnforcement { overridden_by: vec![setting], ..PolicyEnforcement::default() };
             let manifest = Manifest { policy, ..Manifest::default() };
             let home = folder.path().display().to_string();
-            find_overriding_setting(&manifest, &BTreeMap::from([("HOME".to_owned(), home)]))
+            let project = folder.path().join("project/below");
+            find_overriding_setting(&manifest, &BTreeMap::from([("HOME".to_owned(), home)]), &project)
                 .map(|found| found.replace(&folder.path().display().to_string(), "~"))
         };
         write(
@@ -180,5 +224,14 @@ mod tests {
         assert_eq!(find("~/*.md", None, &[]), None);
         write("c.json", "not json");
         assert_eq!(find("~/c.json", all, &[]), None);
+        write("c.json", "// mine\n{\"hooks\": {\"Ask\": [1, /* two */],},}\n");
+        assert_eq!(find("~/c.json", Some("/hooks/Ask"), &[]), found("`hooks.Ask` in ~/c.json"));
+        write("c.json", &"[".repeat(500_000));
+        assert_eq!(find("~/c.json", Some("/hooks/Ask"), &[]), None, "nesting is limited");
+        write("c.json", r#"{"hooks": {"Ask": []}}"#);
+        assert_eq!(find("~/c.json", Some("/hooks/Ask"), &[]), None, "an empty list sets nothing");
+        std::fs::create_dir(folder.path().join("project")).unwrap();
+        write("project/e.json", r#"{"only": true}"#);
+        assert_eq!(find("e.json", Some("/only"), &[]), found("`only` in ~/project/e.json"));
     }
 }

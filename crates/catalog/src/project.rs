@@ -1,9 +1,10 @@
-//! Reads `project.toml` in a project's folder: what to do in the worktrees of its sessions. It starts programs, so it
-//! takes effect only if the user trusts the project's current content.
+//! Reads `project.toml` in a project's folder: what to do in the worktrees of its sessions, and how strongly its agents
+//! are confined. It starts programs, so it takes effect only if the user trusts the project's current content.
 
 use std::path::Path;
 
 use qd_protocol::limits::HOOKS_MAX;
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use serde::Deserialize;
 
 use crate::trust::{ProjectTrust, ProjectTrustStatus};
@@ -18,6 +19,12 @@ pub const PROJECT_FILE: &str = "project.toml";
 pub struct ProjectSettings {
     #[serde(default)]
     pub worktree: WorktreeSettings,
+    /// How strongly the project's agents are confined, at least.
+    #[serde(default)]
+    pub sandbox: Option<SandboxSetting>,
+    /// `off` cuts the project's agents off from the network.
+    #[serde(default)]
+    pub network: Option<NetworkSetting>,
 }
 
 /// What to do in the worktrees of a project's sessions.

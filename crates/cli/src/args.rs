@@ -3,20 +3,24 @@
 
 use std::path::PathBuf;
 
+mod access;
 mod machines;
 mod reports;
 mod run;
+mod sandbox;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use qd_protocol::policy::Risk;
 
-pub(crate) use self::machines::{JoinArgs, ServeArgs, WorkerVerb, WorkersVerb};
+pub(crate) use self::access::{AuditArgs, TokenCreateArgs, TokensVerb};
+pub(crate) use self::machines::{JoinArgs, QuotaVerb, ServeArgs, WorkerTokenArgs, WorkerVerb, WorkersVerb};
 pub(crate) use self::reports::{CostArgs, LogsArgs, SearchArgs, StatusArgs};
 use self::run::session_condition;
 pub(crate) use self::run::{
     AdoptArgs, OnAskAction, OnAskWhileWaiting, QueueArgs, RunArgs, SendArgs, SessionCondition, SetArgs,
     WaitArgs,
 };
+pub(crate) use self::sandbox::{parse_network, parse_sandbox};
 use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
@@ -108,6 +112,9 @@ unmerged work in its worktree.")]
         /// Print only the ids
         #[arg(short, long, conflicts_with_all = ["fleet", "tree"])]
         quiet: bool,
+        /// Also show how strongly each agent is confined, and why one is not
+        #[arg(short, long, conflicts_with_all = ["fleet", "tree", "quiet"])]
+        verbose: bool,
         /// Only sessions with this value of state, agent or title (part of it is enough); repeatable
         #[arg(long, value_name = "KEY=VALUE", value_parser = session_condition, conflicts_with_all = ["fleet", "tree"])]
         filter: Vec<SessionCondition>,
@@ -151,14 +158,15 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
   qd send nightly 'then open a pull request'
   qd send nightly --steer 'skip the slow tests'")]
     Send(SendArgs),
-    /// Change a session's title, model, policy or limits
+    /// Change a session's title, model, mode, policy, confinement or limits
     #[command(after_help = "Examples:
   qd set nightly title='nightly build' policy=allow
   qd set ses_4k budget=5 max_turns=40
   qd set ses_4k budget=none
+  qd set ses_4k mode=plan
 
-A new model applies from the next turn, a new policy to later asks. `policy` takes what --policy takes, `timeout` and
-`grace` take seconds.")]
+A new model or mode applies from the next turn, a new policy to later asks, `sandbox` and `network` from the agent's next start.
+`policy` takes what --policy takes, `timeout` and `grace` take seconds.")]
     Set(SetArgs),
     /// List a session's queued runs, remove some, or move one
     #[command(after_help = "Examples:
@@ -367,6 +375,17 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
     },
     /// Lift the halt: queued runs start again
     Unhalt,
+    /// List accounts whose quota is exhausted, or let one start runs before it resets
+    #[command(after_help = "Examples:
+  qd quota
+  qd quota release claude      its queued runs start again at once
+
+When an agent reports that its quota is exhausted and when it resets, all sessions with the same agent and login
+wait until then.")]
+    Quota {
+        #[command(subcommand)]
+        verb: Option<QuotaVerb>,
+    },
     /// Trust a project's agents and hooks at their current content
     Trust {
         /// Project directory; without one, trusted projects are listed
@@ -381,12 +400,26 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
     #[command(after_help = "Examples:
   qd workers
   qd workers machines                  list joined machines
-  qd workers token --name laptop       print the command with which another machine joins
+  qd workers token laptop              print the command with which another machine joins
   qd workers revoke laptop")]
     Workers {
         #[command(subcommand)]
         verb: Option<WorkersVerb>,
     },
+    /// Create, list or revoke the tokens with which clients use the daemon over TCP
+    #[command(after_help = "Examples:
+  qd tokens create phone --role approver --expires 30d
+  qd tokens list
+  qd tokens revoke phone")]
+    Tokens {
+        #[command(subcommand)]
+        verb: Option<TokensVerb>,
+    },
+    /// Show who did what, and when, newest first
+    #[command(after_help = "Examples:
+  qd audit --since 24h
+  qd audit --session parser --json")]
+    Audit(AuditArgs),
     /// Serve an agent over WebSocket, or run agents for a daemon on another machine
     #[command(
         args_conflicts_with_subcommands = true,

@@ -65,7 +65,7 @@ pub(crate) fn main() -> ExitCode {
     {
         let typed = TypedWords::new(shell, words, index);
         // A shell that is gone needs no answer.
-        let _printed = CliOutput::new(false).print_data(&offer(&typed));
+        let _printed = CliOutput::new(false).print_exact(&offer(&typed));
     }
     ExitCode::SUCCESS
 }
@@ -90,7 +90,7 @@ fn candidate_line(candidate: &CompletionCandidate, typed: &TypedWords) -> Option
     let value = candidate.get_value().to_str()?;
     let value = value.strip_prefix(&typed.before_break)?;
     let help = candidate.get_help().map(ToString::to_string).unwrap_or_default();
-    let help = text::strip_controls(&text::first_line(&help, DESCRIPTION_CHARS)).replace(['\t', '\n'], " ");
+    let help = text::first_line(&help, DESCRIPTION_CHARS);
     // A line break in a file name would look like two candidates.
     (!value.contains(['\t', '\n'])).then(|| format!("{value}\t{help}\n"))
 }

@@ -111,8 +111,14 @@ impl DaemonLocator {
         Ok(DaemonClient::new(host, token))
     }
 
-    /// Starts a daemon, unless another process has just done so.
+    /// Starts a daemon, unless another process has just done so. Fails below an agent, which may not start one.
     async fn start_daemon(&self, out: &CliOutput) -> Result<DaemonClient> {
+        if qd_keeper::descends_from_agent(std::process::id()) {
+            return Err(CliFailure::Unreachable(
+                "no daemon is running, and an agent may not start one; start it from a shell of your own"
+                    .to_owned(),
+            ));
+        }
         self.home.prepare().context("cannot prepare the daemon's home")?;
         let _lock = acquire_start_lock(&self.home.path().join("start.lock")).await?;
         let deadline = Instant::now() + START_TIMEOUT;

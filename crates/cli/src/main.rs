@@ -7,6 +7,7 @@ mod client;
 mod completion;
 mod daemon;
 mod failure;
+mod local_time;
 mod output;
 mod past_time;
 mod refs;
@@ -49,13 +50,14 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// Runs the hidden subcommands: worker, keeper, scripted agent, the helper that gives a program its terminal, and what a
-/// shell asks at a Tab. The daemon and its processes start each other. They have to start fast, so clap does not parse
-/// their arguments.
+/// Runs the hidden subcommands: worker, keeper, the first process of a sandbox, scripted agent, the helper that gives a
+/// program its terminal, and what a shell asks at a Tab. The daemon and its processes start each other. They have to
+/// start fast, so clap does not parse their arguments.
 fn run_internal_process() -> Option<ExitCode> {
     match std::env::args_os().nth(1)?.to_str()? {
         "__worker" => Some(qd_worker::host::main()),
         "__keeper" => Some(qd_keeper::keeper_process::main()),
+        qd_sandbox::SANDBOX_COMMAND => Some(qd_sandbox::main()),
         "__script" => Some(qd_worker::script::main()),
         completion::COMPLETE_COMMAND => Some(completion::main()),
         qd_worker::tty::TTY_COMMAND => Some(qd_worker::tty::main()),

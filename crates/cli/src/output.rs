@@ -12,6 +12,7 @@ use crate::failure::{CliExitCode, CliFailure};
 use crate::render::drawn_lines::{DrawnLines, rows_of};
 use crate::render::style::{self, RESET, TextStyle};
 use crate::render::text;
+use crate::render::visible_text::{show_hidden, show_prose_line, show_rendered};
 use crate::terminal_echo::TerminalEcho;
 
 /// Clears the line of the cursor.
@@ -83,8 +84,14 @@ impl CliOutput {
         (size.ws_col > 0).then_some(usize::from(size.ws_col))
     }
 
-    /// Prints data to stdout as it is.
+    /// Prints rendered text to stdout. Whatever its renderer let through, the terminal obeys and hides nothing of it but
+    /// our own colours.
     pub(crate) fn print_data(&self, text: &str) -> io::Result<()> {
+        self.print_exact(&show_rendered(text))
+    }
+
+    /// Prints to stdout as it is: JSON, and what must stay exact because a program reads it.
+    pub(crate) fn print_exact(&self, text: &str) -> io::Result<()> {
         self.clear_spinner();
         self.erase_display();
         let text = self.below_open_line(text, self.out_tty);
@@ -108,11 +115,15 @@ impl CliOutput {
     /// Prints one JSON value on its own line.
     pub(crate) fn print_json(&self, value: &impl Serialize) -> Result<(), CliFailure> {
         let text = serde_json::to_string(value).map_err(anyhow::Error::from)?;
-        Ok(self.print_line(&text)?)
+        Ok(self.print_exact(&format!("{text}\n"))?)
     }
 
-    /// Prints to stderr as it is. Errors are ignored: a closed stderr must not fail the verb.
+    /// Prints rendered text to stderr. Errors are ignored: a closed stderr must not fail the verb.
     pub(crate) fn print_stderr(&self, text: &str) {
+        self.print_exact_to_stderr(&show_rendered(text));
+    }
+
+    fn print_exact_to_stderr(&self, text: &str) {
         self.clear_spinner();
         if self.err_tty {
             self.erase_display();
@@ -126,7 +137,7 @@ impl CliOutput {
     /// Prints one dimmed line to stderr, for people. It may quote an agent, so the terminal obeys nothing in it.
     pub(crate) fn print_note(&self, text: &str) {
         let ended = self.end_open_line();
-        self.print_stderr(&format!("{}\n", self.err_style().dim(&text::show_hidden(text))));
+        self.print_stderr(&format!("{}\n", self.err_style().dim(&show_hidden(text))));
         self.line_ended.store(ended, Ordering::Relaxed);
     }
 
@@ -151,7 +162,7 @@ impl CliOutput {
         let _ = self.end_open_line();
         if self.json {
             let text = serde_json::to_string(&failure.error_body()).unwrap_or_else(|error| error.to_string());
-            self.print_stderr(&format!("{text}\n"));
+            self.print_exact_to_stderr(&format!("{text}\n"));
         } else {
             self.print_stderr(&format_failure(failure, self.err_style()));
         }
@@ -164,7 +175,7 @@ impl CliOutput {
             return;
         }
         let width = self.err_width().unwrap_or(DEFAULT_SIZE.0);
-        let text = text::truncate(text, width.saturating_sub(1));
+        let text = text::truncate(&show_prose_line(text), width.saturating_sub(1));
         let before = self.spinner_width.swap(text::display_width(&text).max(1), Ordering::Relaxed);
         let line = format!("{}{}", clear_spinner_rows(before, width), self.err_style().dim(&text));
         let mut err = io::stderr().lock();
@@ -231,7 +242,7 @@ impl CliOutput {
 }
 
 fn format_failure(failure: &CliFailure, style: TextStyle) -> String {
-    format!("{} {}\n", style.red("qd:"), text::show_hidden(&failure.to_string()))
+    format!("{} {}\n", style.red("qd:"), show_hidden(&failure.to_string()))
 }
 
 /// A block of lines on the terminal that is redrawn in place.
@@ -265,8 +276,9 @@ impl LiveDisplay {
         let mut screen = drawn.move_to_first_row(terminal_size());
         for line in lines {
             // Overwriting line by line instead of clearing first avoids flicker.
+            let line = show_rendered(line);
             screen.push_str(&format!("{line}\x1b[K\n"));
-            drawn.push(style::visible_width(line));
+            drawn.push(style::visible_width(&line));
         }
         screen.push_str("\x1b[J");
         self.out.print_raw(screen.as_bytes())

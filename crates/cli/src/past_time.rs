@@ -1,4 +1,4 @@
-//! Times in the past as people type them: `7d`, `24h`, `yesterday`, `2026-11-01`. Days are those of the local time zone.
+//! Times as people type them, most of them in the past: `7d`, `24h`, `yesterday`, `2026-11-01`. Days are those of the local time zone.
 
 use jiff::civil::{Date, DateTime};
 use jiff::tz::TimeZone;
@@ -8,6 +8,21 @@ use qd_protocol::Millis;
 /// Parses the value of `--since`.
 pub(crate) fn parse_since(text: &str) -> Result<Millis, String> {
     parse_past_time(text, Millis::now(), &TimeZone::system())
+}
+
+/// Parses a time in the future: a duration from now, or a time.
+pub(crate) fn parse_end(text: &str) -> Result<Millis, String> {
+    parse_end_at(text, Millis::now(), &TimeZone::system())
+}
+
+fn parse_end_at(text: &str, now: Millis, zone: &TimeZone) -> Result<Millis, String> {
+    let end = match parse_duration(text.trim()) {
+        Some(ms) => Some(Millis(now.0.saturating_add(ms))),
+        None => parse_past_time(text, now, zone).ok(),
+    };
+    end.filter(|end| *end > now && timestamp(*end) < Timestamp::MAX).ok_or_else(|| {
+        "use a duration such as 12h or 30d, or a date or time in the future such as 2026-12-31".to_owned()
+    })
 }
 
 /// The local time zone as the daemon understands it: by its name, or by its offset now if it has no name.
@@ -137,5 +152,16 @@ mod tests {
         assert_eq!(zone_name(&TimeZone::posix(BERLIN).unwrap(), summer), "+02:00");
         assert_eq!(zone_name(&TimeZone::fixed(jiff::tz::offset(-4)), summer), "-04:00");
         assert_eq!(zone_name(&TimeZone::unknown(), summer), "UTC");
+    }
+
+    #[test]
+    fn an_end_is_in_the_future() {
+        let now = Millis(1_000_000_000_000);
+        let end = |text: &str| parse_end_at(text, now, &TimeZone::UTC);
+        assert_eq!(end("30d").unwrap(), Millis(now.0 + 30 * 86_400_000));
+        assert_eq!(end("2026-12-31").unwrap(), Millis(1_798_675_200_000));
+        for text in ["0s", "2001-01-01", "yesterday", "soon", "99999999999999999999d"] {
+            assert!(end(text).is_err(), "{text}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use crate::client::{DaemonClient, percent_encode};
 use crate::failure::{CliFailure, Result};
 use crate::output::CliOutput;
 use crate::render::session_cells::ShownIds;
+use crate::render::visible_text::show_prose_line;
 use crate::render::{session_cells, text};
 
 /// What verbs accept that watch something. An id of a session or fleet is shortened so that all of them accept it.
@@ -230,7 +231,7 @@ fn choose_match(
         }
         _ => {
             let line = |found: &ReferenceMatch| match sessions.get(&found.id) {
-                Some(about) => format!("\n    {}  {}", found.id, text::strip_controls(about)),
+                Some(about) => format!("\n    {}  {}", found.id, show_prose_line(about)),
                 None => format!("\n    {}", found.id),
             };
             let list: String = matches.iter().map(line).collect();

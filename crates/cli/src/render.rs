@@ -4,6 +4,7 @@
 pub(crate) mod ask;
 pub(crate) mod ask_input;
 pub(crate) mod asks_table;
+pub(crate) mod audit;
 pub(crate) mod conversation;
 pub(crate) mod drawn_lines;
 pub(crate) mod fleet_progress;
@@ -20,3 +21,4 @@ pub(crate) mod tool;
 pub(crate) mod usage;
 #[cfg(test)]
 pub(crate) mod view_snapshot;
+pub(crate) mod visible_text;

@@ -9,6 +9,7 @@ mod asks;
 mod asks_review;
 mod attach;
 mod attach_raw;
+mod audit;
 mod cancel;
 mod completions;
 mod config;
@@ -32,6 +33,7 @@ mod policy;
 mod prompt;
 mod ps;
 mod queue;
+mod quota;
 mod rm;
 mod run;
 mod run_watcher;
@@ -41,6 +43,7 @@ mod set;
 mod status;
 mod stdin_lines;
 mod stop;
+mod tokens;
 mod transcript;
 mod tree;
 mod trust;
@@ -54,7 +57,7 @@ mod worktrees;
 
 use qd_protocol::worktree::MergeRequest;
 
-use crate::args::{CliVerb, WorkerVerb, WorktreesVerb};
+use crate::args::{CliVerb, QuotaVerb, TokensVerb, WorkerVerb, WorktreesVerb};
 use crate::client::DaemonClient;
 use crate::daemon::DaemonLocator;
 use crate::failure::{CliExitCode, CliFailure, Result};
@@ -81,8 +84,9 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Status(flags) => status::status(context, &flags).await,
         CliVerb::Adopt(flags) => adopt::adopt(context, &flags).await,
         CliVerb::Ps { all, fleet: None, tree: true, .. } => tree::tree(context, all).await,
-        CliVerb::Ps { all, fleet: None, tree: false, quiet, filter } => {
-            ps::ps(context, all, quiet, &filter).await
+        CliVerb::Ps { all, fleet: None, tree: false, quiet, verbose, filter } => {
+            let view = ps::SessionListView { all, quiet, verbose };
+            ps::ps(context, view, &filter).await
         }
         CliVerb::Ps { fleet: Some(fleet), .. } => fleets::list_fleets(context, &fleet).await,
         CliVerb::Up(flags) => up::up(context, flags).await,
@@ -125,8 +129,14 @@ pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<Cli
         CliVerb::Policy { verb } => policy::policy(context, verb).await,
         CliVerb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
         CliVerb::Unhalt => halt::unhalt(context).await,
+        CliVerb::Quota { verb: None } => quota::list_quotas(context).await,
+        CliVerb::Quota { verb: Some(QuotaVerb::Release { name }) } => {
+            quota::release_quota(context, &name).await
+        }
         CliVerb::Trust { dir, no } => trust::trust(context, dir.as_deref(), no).await,
         CliVerb::Agents => agents::agents(context).await,
+        CliVerb::Tokens { verb } => tokens::tokens(context, verb.unwrap_or(TokensVerb::List)).await,
+        CliVerb::Audit(args) => audit::audit(context, args).await,
         CliVerb::Workers { verb: None } => workers::workers(context).await,
         CliVerb::Workers { verb: Some(verb) } => workers::run_workers_verb(context, verb).await,
         CliVerb::Worker { verb: Some(WorkerVerb::Join(flags)), .. } => join::join(context, flags).await,

@@ -5,15 +5,17 @@
 
 use qd_protocol::api::{self, RunStatus, SessionStatus};
 use qd_protocol::event::{
-    Ask, AskResolved, EventBody, FinishReason, MailSent, ResolvedBy, RunError, TokenUsage,
+    Ask, AskResolved, EventBody, FinishReason, MailSent, ResolvedBy, RunError, SessionCreated, TokenUsage,
 };
 use qd_protocol::mail::{Mail, MailDelivery, MailReceipt, MailStatus};
 use qd_protocol::policy::PolicyRule;
+use qd_protocol::sandbox_spec::SandboxReport;
 use qd_protocol::text::BlobRef;
-use qd_protocol::{MailId, Millis, RunId, Seq, SessionId};
+use qd_protocol::{AccountId, MailId, Millis, RunId, Seq, SessionId};
 use serde::{Deserialize, Serialize};
 
 use crate::ask_digest;
+use crate::quota::{ExhaustedQuota, usual_account};
 use crate::session::{
     MailDeliveryState, MailboxEntry, SessionEvent, SessionPhase, SessionState, UnfinishedRun, evolve,
 };
@@ -38,6 +40,8 @@ pub enum UpdatedRow {
         /// Only set by `mail.sent`, since the message itself never changes.
         sent: Option<Box<MailSent>>,
     },
+    /// The exhausted quota of an account.
+    Quota(ExhaustedQuota),
 }
 
 /// The delivery state of a message, as stored in its row.
@@ -209,22 +213,29 @@ impl SessionDoc {
             parent: settings.parent.clone(),
             fleet: settings.fleet.clone(),
             model: settings.model.clone(),
+            mode: settings.mode.clone(),
             system_prompt: settings.system_prompt.clone(),
             policy: settings.policy.clone(),
             queued: 0,
             usage: state.usage,
+            context: state.agent_context,
             agent_session_id: state.agent_session_id.clone(),
             worktree: settings.worktree.as_ref().map(|worktree| worktree.path.clone()),
             mcp: settings.mcp,
+            sandbox: Some(session_sandbox(state))
+                .filter(|sandbox| *sandbox != api::SessionSandbox::default()),
             budget_usd: settings.limits.budget_usd,
             max_turns: settings.limits.max_turns,
             run_timeout_s: settings.limits.run_timeout_s,
             cancel_grace_s: settings.limits.cancel_grace_s,
             restarts: settings.limits.restarts,
             restart_window_s: settings.limits.restart_window_s,
+            max_journal_mb: settings.limits.max_journal_mb,
             env: settings.env.clone(),
             mail: settings.mail,
             tree_cost_usd: None,
+            account: Some(state.account()),
+            quota_until: None,
             closing: state.closing.is_some(),
             active_run: state.runs.front().map(active_run),
             last_run: state.last_run.clone(),
@@ -236,15 +247,22 @@ impl SessionDoc {
         Self { session, phase: state.phase(), unfinished_runs: state.runs.len() as u32, directory }
     }
 
-    /// The session as the API shows it now. Under a halt, a run that has not started counts as queued.
-    pub fn view(self, halted: bool) -> api::Session {
+    /// The account that the agent uses. Rows of earlier releases lack it.
+    pub fn account(&self) -> AccountId {
+        self.session.account.clone().unwrap_or_else(|| usual_account(&self.session.agent))
+    }
+
+    /// The session as the API shows it now. Under a halt, and while the quota of its account is exhausted, a run that
+    /// has not started counts as queued.
+    pub fn view(self, halted: bool, quota_until: Option<Millis>) -> api::Session {
+        let held = halted || quota_until.is_some();
         let serving = match self.phase {
-            SessionPhase::Unstarted => !halted,
+            SessionPhase::Unstarted => !held,
             SessionPhase::Running | SessionPhase::Waiting => true,
             SessionPhase::Idle | SessionPhase::Queued | SessionPhase::Closed => false,
         };
         let state = match self.phase {
-            SessionPhase::Unstarted if !halted => SessionStatus::Starting,
+            SessionPhase::Unstarted if !held => SessionStatus::Starting,
             SessionPhase::Idle | SessionPhase::Queued | SessionPhase::Unstarted => SessionStatus::Idle,
             SessionPhase::Running => SessionStatus::Running,
             SessionPhase::Waiting => SessionStatus::Waiting,
@@ -253,8 +271,29 @@ impl SessionDoc {
         api::Session {
             state,
             queued: self.unfinished_runs - u32::from(serving).min(self.unfinished_runs),
+            quota_until: quota_until.filter(|_| state != SessionStatus::Closed),
+            account: Some(self.account()),
+            sandbox: Some(self.session.sandbox.unwrap_or_default()),
             ..self.session
         }
+    }
+}
+
+/// The confinement as the API shows it: that of the agent's last start, with what later changes ask for.
+fn session_sandbox(state: &SessionState) -> api::SessionSandbox {
+    let SessionCreated { sandbox, network, .. } = &state.settings;
+    match &state.sandbox {
+        Some(SandboxReport { asked, level, network: in_force, why }) => api::SessionSandbox {
+            asked: sandbox.unwrap_or(*asked),
+            level: Some(*level),
+            network: *in_force,
+            why: why.clone(),
+        },
+        None => api::SessionSandbox {
+            asked: sandbox.unwrap_or_default(),
+            network: network.unwrap_or_default(),
+            ..api::SessionSandbox::default()
+        },
     }
 }
 
@@ -269,10 +308,12 @@ pub fn changes_session_row(body: &EventBody) -> bool {
             | EventBody::ToolFinished(_)
             | EventBody::TurnStarted(_)
             | EventBody::PlanUpdated(_)
+            | EventBody::ContextCompacted(_)
             | EventBody::NoticeShown(_)
             | EventBody::MessageCreated(_)
             | EventBody::MessageFinished(_)
             | EventBody::AskDelivered(_)
+            | EventBody::QuotaReached(_)
     )
 }
 
@@ -309,6 +350,13 @@ pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<Update
             let firsts = [first_before, first_after].into_iter().flatten().filter(|first| first != id);
             [id.clone()].into_iter().chain(firsts).filter_map(|run| run_of(&run)).collect()
         }
+        (EventBody::QuotaReached(reached), _) => vec![UpdatedRow::Quota(ExhaustedQuota {
+            account: reached.account.clone(),
+            agent: reached.agent.clone(),
+            session: state.id.clone(),
+            until: reached.until,
+            since: event.ts,
+        })],
         (EventBody::AskOpened(opened), run) => {
             let ask = AskDoc::opened(opened.ask.clone());
             run.iter().filter_map(run_of).chain([UpdatedRow::Ask(ask)]).collect()
@@ -419,7 +467,7 @@ fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
             (Some(started), _) if started.suspended.is_some() => RunStatus::Suspended,
             (Some(_), _) if has_pending_ask => RunStatus::Waiting,
             (Some(_), _) => RunStatus::Running,
-            (None, 0) if !run.waits_for_slot && is_first => RunStatus::Accepted,
+            (None, 0) if !run.waits_for_slot && run.quota_until.is_none() && is_first => RunStatus::Accepted,
             (None, _) => RunStatus::Queued,
         },
         position: run.position,

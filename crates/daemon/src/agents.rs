@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use qd_catalog::policy_enforcement;
 use qd_catalog::programs::{self, ProgramVersions};
-use qd_catalog::project::{self, ProjectFileStatus};
+use qd_catalog::project::{self, ProjectFileStatus, ProjectSettings};
 use qd_catalog::trust::{ProjectTrust, ProjectTrustStatus, TrustError};
-use qd_catalog::{Catalog, CatalogProblem};
+use qd_catalog::{Catalog, CatalogProblem, ManifestOrigin};
 use qd_home::DaemonHome;
 use qd_protocol::api::{Agent, TrustedProject};
-use qd_protocol::manifest::{Manifest, TokenPrice, UnaskedMcpTools};
-use qd_protocol::worker::SilenceRules;
+use qd_protocol::manifest::{DriverKind, Manifest, SandboxRules, TokenPrice, UnaskedMcpTools};
+use qd_protocol::worker::{AgentLimits, SilenceRules};
+
+use crate::workers::SandboxRequest;
 
 /// How long idle agents are kept before they are stopped.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +24,21 @@ pub(crate) struct IdleSetting {
     pub(crate) timeout: Duration,
     /// Whether the user's settings say so. Only then does it count over an agent's manifest.
     pub(crate) is_configured: bool,
+}
+
+/// What an agent's manifest and a trusted project say about its confinement.
+#[derive(Debug, Default)]
+pub(crate) struct AgentSandboxRules {
+    /// Whether the agent is reached at an address, so that nothing of it runs here.
+    pub(crate) is_elsewhere: bool,
+    pub(crate) manifest: SandboxRequest,
+    /// What the project asks for. It can only make the confinement stricter.
+    pub(crate) project: SandboxRequest,
+    /// Where the agent keeps its own state.
+    pub(crate) state_paths: Vec<String>,
+    /// What the agent reads of the daemon's home.
+    pub(crate) readable_paths: Vec<PathBuf>,
+    pub(crate) model_hosts: Vec<String>,
 }
 
 /// The agents of this machine.
@@ -37,6 +54,7 @@ pub(crate) struct LocalAgents {
     versions: Arc<ProgramVersions>,
     prices: BTreeMap<String, TokenPrice>,
     silence: SilenceRules,
+    limits: AgentLimits,
 }
 
 impl LocalAgents {
@@ -44,6 +62,7 @@ impl LocalAgents {
         home: &DaemonHome,
         prices: BTreeMap<String, TokenPrice>,
         silence: SilenceRules,
+        limits: AgentLimits,
     ) -> Self {
         Self {
             folders: home.agent_folders(),
@@ -53,6 +72,7 @@ impl LocalAgents {
             versions: Arc::default(),
             prices,
             silence,
+            limits,
         }
     }
 
@@ -117,7 +137,36 @@ impl LocalAgents {
         env: &BTreeMap<String, String>,
     ) -> Option<String> {
         let manifest = self.catalog(Some(project)).get(name)?;
-        policy_enforcement::find_overriding_setting(&manifest, env)
+        policy_enforcement::find_overriding_setting(&manifest, env, project)
+    }
+
+    /// What an agent's manifest and a trusted project say about its confinement.
+    pub(crate) fn sandbox_rules(&self, name: &str, project: &Path) -> AgentSandboxRules {
+        let catalog = self.catalog(Some(project));
+        let Some(manifest) = catalog.get(name) else { return AgentSandboxRules::default() };
+        let SandboxRules { level, network, writable, hosts } = manifest.sandbox.clone();
+        let listed = catalog.entries().iter().find(|entry| entry.manifest.agent.name == name);
+        let is_of_project = listed.is_some_and(|entry| matches!(entry.origin, ManifestOrigin::Project(_)));
+        let file = match self.project_setup(project) {
+            ProjectFileStatus::Trusted(settings) => settings,
+            ProjectFileStatus::Absent | ProjectFileStatus::Untrusted | ProjectFileStatus::Invalid(_) => {
+                ProjectSettings::default()
+            }
+        };
+        let manifest_asks = SandboxRequest { level, network };
+        let file_asks = SandboxRequest { level: file.sandbox, network: file.network };
+        let isolated = manifest.startup.isolated.then(|| self.isolated_folder.join(name));
+        AgentSandboxRules {
+            is_elsewhere: matches!(manifest.driver(), DriverKind::A2a | DriverKind::Worker),
+            project: if is_of_project { manifest_asks.stricter(file_asks) } else { file_asks },
+            manifest: manifest_asks,
+            state_paths: writable
+                .into_iter()
+                .chain(isolated.map(|path| path.display().to_string()))
+                .collect(),
+            readable_paths: manifest.policy.file.map(|_| self.policy_folder.clone()).into_iter().collect(),
+            model_hosts: hosts,
+        }
     }
 
     /// Which tools of MCP servers this agent uses without asking.
@@ -125,6 +174,11 @@ impl LocalAgents {
         self.catalog(Some(project))
             .get(name)
             .map_or_else(UnaskedMcpTools::default, |manifest| manifest.turn.uses_mcp_unasked)
+    }
+
+    /// The patterns of the variables that decide which login this agent uses.
+    pub(crate) fn login_variables(&self, name: &str, project: &Path) -> Vec<String> {
+        self.catalog(Some(project)).get(name).map(|manifest| manifest.startup.login_env).unwrap_or_default()
     }
 
     /// Says in which folders the program of an agent is searched, for an error message.
@@ -170,6 +224,11 @@ impl LocalAgents {
     /// What follows if nothing comes from an agent in a turn.
     pub(crate) fn silence(&self) -> SilenceRules {
         self.silence
+    }
+
+    /// What an agent and all that it starts may use.
+    pub(crate) fn limits(&self) -> AgentLimits {
+        self.limits
     }
 
     /// Token prices by model.

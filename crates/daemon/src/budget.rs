@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use qd_core::session::SessionCommand;
 use qd_journal::{JournalReadError, SessionFilter, SessionKey};
 use qd_protocol::ApiError;
+use qd_protocol::event::EventActor;
 
 use crate::actor::retry_delivery;
 use crate::daemon::{Daemon, read_failed};
@@ -105,7 +106,8 @@ impl Daemon {
                 match self.journal.session_by_key(key).await.map_err(read_failed)? {
                     Some(row) if row.live => {
                         let session = self.session_address(&row)?;
-                        self.send_command(&session, SessionCommand::OverBudget, None).await.map(drop)
+                        let actor = Arc::new(EventActor::DAEMON);
+                        self.send_command(&session, &actor, SessionCommand::OverBudget, None).await.map(drop)
                     }
                     // It has no run to stop. A fleet never has one of its own.
                     _ => Ok(()),

@@ -1,5 +1,5 @@
-//! The state that all parts of the daemon share: the journal, the awake actors, the halt flag, the spent budgets.
-//! Requests reach their session's actor through here. Nothing here decides a transition.
+//! The state that all parts of the daemon share: the journal, the awake actors, the halt flag, the spent budgets and
+//! quotas. Requests reach their session's actor through here. Nothing here decides a transition.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use qd_journal::{
     AppendError, BlobError, EventScope, Journal, JournalReadError, SessionFilter, SessionKey, SessionRow,
     WorkspaceKey,
 };
+use qd_protocol::event::EventActor;
 use qd_protocol::limits::{MAILBOX_MAX, STOP_S};
 use qd_protocol::policy::Policy;
 use qd_protocol::{ApiError, ErrorCode, FleetId, Millis, SessionId, WorkspaceId, api};
@@ -24,12 +25,14 @@ use crate::actor::{
 };
 use crate::agents::IdleSetting;
 use crate::budget::SpentBudgets;
+use crate::client_tokens::ClientTokenStore;
 use crate::derived_data::DerivedData;
 use crate::descriptors::DescriptorShares;
 use crate::fleets::FleetActorMessage;
 use crate::journal_check::JournalChecks;
 use crate::keyed_locks::KeyedLocks;
 use crate::metrics::DaemonMetrics;
+use crate::quotas::ExhaustedQuotas;
 use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
 use crate::workers::{AgentSlotLimits, AgentSlots, SlotChanges, Workers};
 use crate::workspaces::WorkspaceRegistry;
@@ -48,6 +51,8 @@ pub(crate) struct Daemon {
     /// All other files on disk.
     pub(crate) home: DaemonHome,
     pub(crate) workers: Workers,
+    /// The tokens of clients over TCP.
+    pub(crate) client_tokens: Arc<ClientTokenStore>,
     /// How many agents may live at once.
     pub(crate) agent_slots: AgentSlots,
     /// All workspaces, in memory: they are few.
@@ -56,6 +61,7 @@ pub(crate) struct Daemon {
     pub(crate) key_locks: KeyedLocks,
     /// Which sessions and fleets have spent their budget.
     pub(crate) budgets: SpentBudgets,
+    pub(crate) quotas: ExhaustedQuotas,
     pub(crate) metrics: DaemonMetrics,
     /// What the checks of the journal have found.
     pub(crate) journal_checks: JournalChecks,
@@ -113,20 +119,29 @@ impl SessionAddress {
     }
 }
 
+/// What held runs back when the last daemon ended, and still does.
+pub(crate) struct RestoredHolds {
+    pub(crate) halt: api::HaltStatus,
+    pub(crate) quotas: ExhaustedQuotas,
+}
+
 impl Daemon {
     pub(crate) fn new(
         journal: Journal,
         home: DaemonHome,
         workers: Workers,
+        client_tokens: Arc<ClientTokenStore>,
         config: &DaemonConfig,
         shares: DescriptorShares,
-        halt: api::HaltStatus,
+        holds: RestoredHolds,
     ) -> Arc<Self> {
+        let RestoredHolds { halt, quotas } = holds;
         let derived = DerivedData::new(&home);
         Arc::new(Self {
             journal,
             home,
             workers,
+            client_tokens,
             agent_slots: AgentSlots::new(AgentSlotLimits {
                 agents: config.max_agents.value,
                 workers: shares.workers,
@@ -135,6 +150,7 @@ impl Daemon {
             workspaces: WorkspaceRegistry::default(),
             key_locks: KeyedLocks::default(),
             budgets: SpentBudgets::default(),
+            quotas,
             metrics: DaemonMetrics::default(),
             journal_checks: JournalChecks::default(),
             derived,
@@ -156,20 +172,23 @@ impl Daemon {
         })
     }
 
-    /// Sends a command to a session and waits until its result is in the journal.
+    /// Sends a command to a session and waits until its result is in the journal. Its events say that `actor` caused
+    /// them.
     pub(crate) async fn send_command(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
+        actor: &Arc<EventActor>,
         command: SessionCommand,
         key: Option<IdempotencyKey>,
     ) -> Result<CommandCompletion, ApiError> {
-        self.send_command_with_child(session, command, key, None).await
+        self.send_command_with_child(session, actor, command, key, None).await
     }
 
     /// Like [`Self::send_command`], with a child session that is created in the same transaction.
     pub(crate) async fn send_command_with_child(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
+        actor: &Arc<EventActor>,
         command: SessionCommand,
         key: Option<IdempotencyKey>,
         child: Option<Box<ChildCreation>>,
@@ -178,10 +197,9 @@ impl Daemon {
             return Err(stopping_error());
         }
         let (reply, answer) = oneshot::channel();
-        self.send_message(
-            session,
-            ActorMessage::Request(Box::new(CommandRequest { command, key, child, reply })),
-        )?;
+        let actor = Arc::clone(actor);
+        let request = CommandRequest { actor, command, key, child, reply };
+        self.send_message(session, ActorMessage::Request(Box::new(request)))?;
         answer.await.unwrap_or_else(|_| Err(stopping_error()))
     }
 
@@ -231,8 +249,16 @@ impl Daemon {
         }
     }
 
-    /// Rechecks the agent slots while a session waits for one, and looks for stray workers. Runs until the daemon
-    /// stops.
+    /// Has every awake session check whether its runs may start.
+    pub(crate) fn wake_awake_sessions(&self) {
+        for session in self.registry.awake_keys() {
+            // One with a full mailbox checks for itself at its next step.
+            let _sent = self.registry.send_if_awake(&session, ActorMessage::Wake);
+        }
+    }
+
+    /// Rechecks the agent slots while a session waits for one, releases quotas that have reset, and looks for stray
+    /// workers. Runs until the daemon stops.
     pub(crate) async fn supervise(self: Arc<Self>) {
         let mut stopping = self.stop_signal();
         let mut ticks = 0_u32;
@@ -245,6 +271,7 @@ impl Daemon {
             if self.agent_slots.has_waiters() {
                 self.update_slots(AgentSlots::recheck);
             }
+            self.release_reset_quotas().await;
             // Soon after the start, for workers of a daemon that died while it started them; then rarely.
             if ticks.is_multiple_of(STRAY_CHECK_TICKS) {
                 self.end_stray_workers().await;
@@ -257,7 +284,7 @@ impl Daemon {
     }
 
     /// Has every awake session check that something will make it go on, and wakes those that sleep with unfinished
-    /// runs although nothing is halted: an actor that panicked leaves one. Returns the latter; a session is only
+    /// runs although neither a halt nor a quota holds them: an actor that panicked leaves one. Returns the latter; a session is only
     /// reported if it was among them at the last check too, because it may be about to finish or to fall asleep.
     async fn check_liveness(self: &Arc<Self>, sleeping_before: HashSet<SessionId>) -> HashSet<SessionId> {
         for session in self.registry.awake_keys() {
@@ -268,7 +295,9 @@ impl Daemon {
         let Ok(rows) = self.journal.sessions(live, None, usize::MAX).await else { return sleeping_before };
         let awake: HashSet<SessionId> = self.registry.awake_keys().into_iter().collect();
         let mut sleeping = HashSet::new();
-        for row in rows.into_iter().filter(|row| !self.is_halted() && !awake.contains(&row.id)) {
+        let is_forgotten =
+            |row: &SessionRow| !self.is_halted() && !awake.contains(&row.id) && !self.waits_for_quota(row);
+        for row in rows.into_iter().filter(is_forgotten) {
             if sleeping_before.contains(&row.id)
                 && let Ok(session) = self.session_address(&row)
             {

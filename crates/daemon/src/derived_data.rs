@@ -4,6 +4,7 @@
 //!
 //! Design: docs/design/derived-data-in-its-own-file.md
 
+mod audit_entries;
 mod event_changes;
 mod usage_sums;
 
@@ -14,8 +15,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use qd_home::DaemonHome;
-use qd_journal::derived::{DerivedSizes, SearchFilter, SearchPosition, SearchWords};
+use qd_journal::derived::{AuditFilter, DerivedSizes, SearchFilter, SearchPosition, SearchWords};
 use qd_journal::{DerivedDataError, DerivedStore, Journal, JournalActivity, JournalReadError};
+use qd_protocol::audit::{AuditEntry, AuditPage};
 use qd_protocol::limits::{INDEX_FREE_BYTES, INDEX_WAIT_S};
 use qd_protocol::search::{IndexProgress, SearchHit, SearchPage};
 use qd_protocol::usage_report::{UsageGrouping, UsageReport};
@@ -25,6 +27,7 @@ use tokio::sync::{Notify, watch};
 use self::event_changes::{DERIVED_KINDS, EventChanges};
 pub(crate) use self::usage_sums::{UsageZone, build_usage_report};
 use crate::daemon::{Daemon, stopping_error};
+use crate::http::unreadable_row;
 
 /// New events are indexed once nothing was written for this long.
 const INDEX_QUIET: Duration = Duration::from_secs(1);
@@ -174,7 +177,7 @@ impl DerivedData {
             progress.purges = activity.purges;
         } else if progress.seq < activity.head {
             self.check_space()?;
-            let page = journal.stored_events(DERIVED_KINDS, progress.seq, BATCH_BYTES).await?;
+            let page = journal.stored_events(&DERIVED_KINDS, progress.seq, BATCH_BYTES).await?;
             let (events, seq) = (page.events, page.scanned_through);
             self.with_store(move |store| {
                 let mut changes = EventChanges::default();
@@ -349,6 +352,21 @@ impl Daemon {
         let ((entries, indexed_seq), journal_seq, complete) = self.read_derived(read).await?;
         let report = build_usage_report(by, &zone, &entries);
         Ok(UsageReport { since, complete, index: IndexProgress { indexed_seq, journal_seq }, ..report })
+    }
+
+    /// Who did what: a page of entries.
+    pub(crate) async fn audit(&self, filter: AuditFilter, limit: usize) -> Result<AuditPage, ApiError> {
+        let read = move |store: &DerivedStore| store.audit(filter, limit + 1);
+        let ((mut documents, indexed_seq), journal_seq, complete) = self.read_derived(read).await?;
+        let has_more = documents.len() > limit;
+        documents.truncate(limit);
+        let next = documents.last().filter(|_| has_more).map(|(seq, _)| seq.to_string());
+        let decode = |(seq, entry): (Seq, Vec<u8>)| {
+            serde_json::from_slice::<AuditEntry>(&entry)
+                .map_err(unreadable_row("the audit entry of event", seq))
+        };
+        let entries = documents.into_iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+        Ok(AuditPage { entries, next, complete, index: IndexProgress { indexed_seq, journal_seq } })
     }
 
     /// Derives everything again from the journal. Waits for it like a search.

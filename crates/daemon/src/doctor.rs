@@ -119,6 +119,9 @@ impl RowRebuilder {
                 row.into_iter().collect()
             }
             _ => {
+                if let EventBody::QuotaReleased(released) = &body {
+                    return vec![crate::quotas::released_quota_row(&released.account)];
+                }
                 self.halt = match body {
                     EventBody::HaltSet(set) => crate::halt::halt_after_set(&self.halt, &set, event.ts.wall),
                     EventBody::HaltLifted(_) => HaltStatus::default(),
@@ -151,7 +154,7 @@ impl RowRebuilder {
                     self.report.unreadable += 1;
                     return Vec::new();
                 };
-                fleet::evolve(state, &fleet::FleetEvent { number, ts: stored.ts, body });
+                fleet::evolve(state, &fleet::FleetEvent { number, ts: stored.ts, actor: None, body });
                 fleets::fleet_row(fleet, state)
             }
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use qd_core::session::SessionCommand;
 use qd_journal::{AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange};
 use qd_protocol::api::{HaltRequest, HaltStatus};
-use qd_protocol::event::{EmptyEventData, EventBody, HaltSet};
+use qd_protocol::event::{EmptyEventData, EventActor, EventBody, HaltSet};
 use qd_protocol::{ApiError, Millis};
 
 use crate::actor::{IdempotencyKey, encode_failed};
@@ -28,6 +28,7 @@ impl Daemon {
     pub(crate) async fn apply_halt(
         self: &Arc<Self>,
         request: HaltRequest,
+        actor: Arc<EventActor>,
         key: Option<IdempotencyKey>,
     ) -> Result<HaltStatus, ApiError> {
         let _one_at_a_time = self.key_locks.lock("halt".to_owned()).await;
@@ -38,14 +39,20 @@ impl Daemon {
         let set = HaltSet { reason, cancel };
         let ts = Millis::now();
         let halt = halt_after_set(&before, &set, ts);
-        if let Err(error) = self.append_halt(EventBody::HaltSet(set), ts, &halt, key).await {
+        if let Err(error) = self.append_halt(EventBody::HaltSet(set), &actor, ts, &halt, key).await {
             self.set_halted(before.halted);
             return Err(error);
         }
         self.set_halt_status(halt.clone());
         if cancel {
-            self.for_each_live_session(|daemon, session| async move {
-                daemon.send_command(&session, SessionCommand::CancelActiveRun, None).await.map(drop)
+            self.for_each_live_session(move |daemon, session| {
+                let actor = Arc::clone(&actor);
+                async move {
+                    daemon
+                        .send_command(&session, &actor, SessionCommand::CancelActiveRun, None)
+                        .await
+                        .map(drop)
+                }
             })
             .await?;
         }
@@ -53,13 +60,14 @@ impl Daemon {
     }
 
     /// Lifts the halt, and wakes the sessions that waited for it.
-    pub(crate) async fn lift_halt(self: &Arc<Self>) -> Result<HaltStatus, ApiError> {
+    pub(crate) async fn lift_halt(self: &Arc<Self>, actor: &EventActor) -> Result<HaltStatus, ApiError> {
         let _one_at_a_time = self.key_locks.lock("halt".to_owned()).await;
         if !self.is_halted() {
             return Ok(HaltStatus::default());
         }
         self.append_halt(
             EventBody::HaltLifted(EmptyEventData {}),
+            actor,
             Millis::now(),
             &HaltStatus::default(),
             None,
@@ -74,6 +82,7 @@ impl Daemon {
     async fn append_halt(
         &self,
         body: EventBody,
+        actor: &EventActor,
         ts: Millis,
         halt: &HaltStatus,
         key: Option<IdempotencyKey>,
@@ -85,7 +94,7 @@ impl Daemon {
             ts: ts.into(),
             run: None,
             kind: body.kind(),
-            data: body.encode().map_err(encode_failed)?,
+            data: body.encode(Some(actor)).map_err(encode_failed)?,
             update_number: None,
         };
         let response = doc.clone();
@@ -113,5 +122,5 @@ pub(crate) fn halt_after_set(before: &HaltStatus, set: &HaltSet, ts: Millis) -> 
 /// The halt as stored for the next daemon.
 pub(crate) fn halt_row(halt: &HaltStatus) -> Option<RowChange> {
     let doc = serde_json::to_vec(halt).ok()?;
-    Some(RowChange::Meta { key: HALT_META_KEY, value: halt.halted.then_some(doc) })
+    Some(RowChange::Meta { key: HALT_META_KEY.into(), value: halt.halted.then_some(doc) })
 }

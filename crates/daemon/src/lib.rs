@@ -5,7 +5,7 @@
 //! - [`edge`]: sockets, TLS certificates, authentication and connection limits.
 //! - `http`: the API, one file per family of routes.
 //! - `daemon`: the state that all parts share, and the path from a request to its session.
-//! - `workspaces`, `sessions`, `fleets`, `halt`, `budget`: operations that span more than one session.
+//! - `workspaces`, `sessions`, `fleets`, `halt`, `budget`, `quotas`: operations that span more than one session.
 //! - `mail`, `maildir`: messages to sessions, over the API and through folders.
 //! - `user_content`: prompts and attachments of callers, validated and stored.
 //! - `registry`: which sessions are awake; guarantees at most one actor per session.
@@ -25,6 +25,7 @@
 mod actor;
 mod agents;
 mod budget;
+mod client_tokens;
 mod clock;
 mod daemon;
 mod derived_data;
@@ -39,6 +40,7 @@ mod keyed_locks;
 mod mail;
 mod maildir;
 mod metrics;
+mod quotas;
 mod random;
 mod recovery;
 mod registry;
@@ -48,6 +50,7 @@ mod sync;
 #[cfg(test)]
 mod temporary_home;
 mod text_merging;
+mod token_store;
 mod user_content;
 mod workers;
 mod workspaces;

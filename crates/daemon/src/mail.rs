@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qd_core::rows::{MailDoc, mail_receipt};
 use qd_core::session::{MailSubmission, SessionCommand};
 use qd_journal::MailRow;
-use qd_protocol::event::MailSent;
+use qd_protocol::event::{EventActor, MailSent};
 use qd_protocol::limits::MAIL_TEXT_MAX;
 use qd_protocol::mail::{FROM_FILE, FROM_USER, Mail, MailDelivery, MailKind, MailReceipt};
 use qd_protocol::text::escaped_len;
@@ -83,6 +83,7 @@ impl Daemon {
     pub(crate) async fn post_mail(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
+        actor: &Arc<EventActor>,
         mail: OutgoingMail,
         key: Option<IdempotencyKey>,
     ) -> Result<PostMailOutcome, ApiError> {
@@ -109,7 +110,7 @@ impl Daemon {
             fingerprint: fingerprint.clone(),
         };
         let CommandCompletion { reply, .. } =
-            self.send_command(session, SessionCommand::AcceptMail(submission), key).await?;
+            self.send_command(session, actor, SessionCommand::AcceptMail(submission), key).await?;
         match reply {
             ActorReply::Mailed(receipt) => Ok(PostMailOutcome::Accepted(receipt)),
             _ => match self.find_mail_receipt(&id, &fingerprint).await? {

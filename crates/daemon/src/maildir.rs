@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use qd_home::DaemonHome;
 use qd_journal::SessionFilter;
+use qd_protocol::event::EventActor;
 use qd_protocol::limits::{MAIL_FILE_MAX, MAIL_LOOK_S};
 use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::{ApiError, ErrorCode, MailId, SessionId};
@@ -171,7 +172,9 @@ impl Daemon {
         mail: OutgoingMail,
     ) -> Result<(), ApiError> {
         let session = self.find_session(session).await?;
-        self.post_mail(&session, mail, None).await.map(drop)
+        // Nobody knows who wrote the file.
+        let actor = Arc::new(EventActor::DAEMON);
+        self.post_mail(&session, &actor, mail, None).await.map(drop)
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a starting daemon does with the work that the last one left, in order and under one deadline. Lifting a halt wakes
-//! the same sessions.
+//! What a starting daemon does with the work that the last one left, in order and under one deadline. Lifting a halt and
+//! releasing a quota wake the same sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,7 @@ impl Daemon {
 
     /// The steps of a recovery. Fleets come after the sessions whose runs they wait for.
     async fn resume_open_work(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.release_reset_quotas().await;
         self.wake_sessions_with_open_work().await?;
         self.wake_fleets().await?;
         self.wait_for_commits().await;

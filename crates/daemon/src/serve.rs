@@ -5,21 +5,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_home::{BadListenAddress, ConfigError, DaemonConfig, DaemonHome, HomeError, ListenAddress};
+use qd_home::{
+    BadListenAddress, CREDENTIAL_PATHS, ConfigError, DaemonConfig, DaemonHome, HomeError, ListenAddress,
+};
 use qd_journal::faults::{FaultInjector, InjectedCrash};
 use qd_journal::{Journal, JournalOpenError, JournalOptions};
 use qd_protocol::ApiError;
-use qd_protocol::limits::STOP_S;
-use qd_protocol::worker::SilenceRules;
+use qd_protocol::limits::{AGENT_MEMORY_PERCENT, STOP_S};
+use qd_protocol::worker::{AgentLimits, SilenceRules};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agents::LocalAgents;
+use crate::client_tokens::ClientTokenStore;
 use crate::clock::read_clocks;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, RestoredHolds};
 use crate::descriptors::DescriptorShares;
 use crate::edge::{self, CertificateSource, EdgeError};
 use crate::http;
-use crate::workers::{WorkerTimeouts, Workers};
+use crate::quotas::ExhaustedQuotas;
+use crate::workers::{SandboxDefaults, WorkerTimeouts, Workers};
 
 /// The options of `qd serve`.
 #[derive(Debug, Clone, Default)]
@@ -53,6 +57,12 @@ pub enum DaemonServeError {
     Edge(#[from] EdgeError),
     #[error("could not resume the work of the last daemon: {0}")]
     Recover(#[from] ApiError),
+    /// An agent that could start a daemon could answer its own asks there.
+    #[error(
+        "an agent may not start a daemon, and this process ({pid}) descends from one; start the daemon from a shell \
+         of your own"
+    )]
+    BelowAgent { pid: u32 },
     /// The async runtime or its signal handlers could not be set up.
     #[error("could not start: {0}")]
     Io(#[from] std::io::Error),
@@ -65,6 +75,10 @@ pub fn serve(
     exe: PathBuf,
     announce: &mut dyn FnMut(&str),
 ) -> Result<(), DaemonServeError> {
+    let pid = std::process::id();
+    if qd_keeper::descends_from_agent(pid) {
+        return Err(DaemonServeError::BelowAgent { pid });
+    }
     let shares = DescriptorShares::of_this_process();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
     let ended = runtime.block_on(run(options, exe, shares, announce));
@@ -115,6 +129,7 @@ async fn run(
     let edge_options = edge::EdgeOptions { listen, allow_host, tls: options.tls, limits };
     let bound = edge::open(&daemon.home, edge_options).await?;
     let bound = bound.with_worker_tokens(Arc::clone(daemon.workers.worker_tokens()));
+    let bound = bound.with_client_tokens(Arc::clone(&daemon.client_tokens));
     let bound = bound.with_session_tokens(daemon.workers.session_tokens().clone());
     if let Some(host) = bound.local_address() {
         daemon.workers.set_daemon_address(host);
@@ -168,6 +183,7 @@ async fn open_daemon(
         },
     )?;
     let halt = Daemon::read_halt(&journal).await?;
+    let quotas = ExhaustedQuotas::new(Daemon::read_quotas(&journal).await?);
     let timeouts = WorkerTimeouts {
         lease: Duration::from_secs(config.remote_lease_s.value),
         reach: Duration::from_secs(config.reach_timeout_s.value),
@@ -179,9 +195,27 @@ async fn open_daemon(
         notice_ms: millis(config.silence_notice_s.value),
         end_ms: millis(config.silence_timeout_s.value),
     };
-    let agents = LocalAgents::new(&home, config.prices.value.clone(), silence);
-    let workers = Workers::new(&home, exe, agents, timeouts)?;
-    let daemon = Daemon::new(journal, home, workers, config, shares, halt);
+    let limited = |value: u64| (value > 0).then_some(value);
+    let limits = AgentLimits {
+        processes: limited(config.max_processes.value),
+        memory_mb: config.max_memory_mb.value.and_then(limited),
+        memory_percent: config.max_memory_mb.value.is_none().then_some(AGENT_MEMORY_PERCENT),
+        output_mb_per_min: limited(config.max_output_mb_per_min.value),
+    };
+    let agents = LocalAgents::new(&home, config.prices.value.clone(), silence, limits);
+    let sandbox = SandboxDefaults {
+        level: config.sandbox.value,
+        network: config.network.value,
+        credential_paths: config
+            .credential_paths
+            .value
+            .clone()
+            .unwrap_or_else(|| CREDENTIAL_PATHS.map(str::to_owned).to_vec()),
+    };
+    let workers = Workers::new(&home, exe, agents, timeouts, sandbox)?;
+    let client_tokens = Arc::new(ClientTokenStore::open(&home)?);
+    let daemon =
+        Daemon::new(journal, home, workers, client_tokens, config, shares, RestoredHolds { halt, quotas });
     daemon.load_workspaces().await?;
     Ok(daemon)
 }

@@ -11,10 +11,12 @@ use qd_core::session::{SessionCommand, SessionState, SettingsUpdate};
 use qd_journal::{
     AppendRequest, EventFilter, EventTopic, IdempotencyRecord, NewEvent, RowChange, SessionFilter, SessionKey,
 };
-use qd_protocol::api::{NewSession, Session, SessionPatch};
-use qd_protocol::event::{EventBody, FleetMembership, SessionCreated, SessionLimits};
+use qd_protocol::api::{Agent, NewSession, Session, SessionPatch};
+use qd_protocol::event::{EventActor, EventBody, FleetMembership, SessionCreated, SessionLimits};
 use qd_protocol::ids::is_agent_session_id;
-use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTARTS_MAX, TITLE_MAX};
+use qd_protocol::limits::{
+    DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, JOURNAL_MB_SETTABLE_MAX, RESTARTS_MAX, TITLE_MAX,
+};
 use qd_protocol::manifest::DriverKind;
 use qd_protocol::policy::Policy;
 use qd_protocol::text::escaped_len;
@@ -26,6 +28,7 @@ use crate::daemon::{Daemon, SessionAddress, append_failed, read_failed};
 use crate::http::unreadable_row;
 use crate::invalid_value;
 use crate::random;
+use crate::workers::SandboxRequest;
 use crate::workspaces::WorkspaceEntry;
 use crate::worktrees::WorktreeLayout;
 
@@ -42,6 +45,7 @@ impl Daemon {
         self: &Arc<Self>,
         workspace: &WorkspaceEntry,
         new: NewSession,
+        actor: &Arc<EventActor>,
         key: Option<IdempotencyKey>,
     ) -> Result<Session, ApiError> {
         check_env(&new.env)?;
@@ -64,18 +68,18 @@ impl Daemon {
             _ => None,
         };
         let parent_key = parent.as_ref().map(|parent| parent.key);
-        let uncommitted = self.build_session(workspace, new, layout.as_ref(), None, parent_key)?;
+        let uncommitted = self.build_session(workspace, new, layout.as_ref(), None, parent_key, actor)?;
         let UncommittedSession { session, state, event, row } = uncommitted;
         let rows = vec![row];
         self.store_env(&session.id, &env)?;
         self.make_mail_folders(vec![session.id.clone()]).await;
-        let view = SessionDoc::of(&state).view(self.is_halted());
+        let view = self.view_session(SessionDoc::of(&state));
         let answer = serde_json::to_vec(&view).map_err(encode_failed)?;
         let created = match parent {
             Some(parent) => {
                 let child = Box::new(ChildCreation { events: vec![event], rows, response: answer });
                 let command = SessionCommand::AddChild { child: session.id.clone() };
-                self.send_command_with_child(&parent, command, key, Some(child)).await.map(drop)
+                self.send_command_with_child(&parent, actor, command, key, Some(child)).await.map(drop)
             }
             None => {
                 let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
@@ -147,6 +151,7 @@ impl Daemon {
         layout: Option<&WorktreeLayout>,
         fleet: Option<FleetMembership>,
         parent_key: Option<SessionKey>,
+        actor: &EventActor,
     ) -> Result<UncommittedSession, ApiError> {
         self.check_agent(&new, &workspace.path)?;
         let limits = SessionLimits {
@@ -156,6 +161,7 @@ impl Daemon {
             cancel_grace_s: new.cancel_grace_s,
             restarts: new.restarts,
             restart_window_s: new.restart_window_s,
+            max_journal_mb: new.max_journal_mb,
         };
         check_limits(&limits)?;
         check_texts(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
@@ -169,11 +175,13 @@ impl Daemon {
             // On another machine the directory may differ, and only its worker knows it.
             None => self.workers.is_local(&new.agent).then(|| workspace.doc.path.clone()),
         };
+        let account = self.account_of_login(&new.agent, &workspace.path, &new.env)?;
         let created = SessionCreated {
             agent: new.agent,
             program: new.program,
             title: new.title,
             model: new.model,
+            mode: new.mode,
             system_prompt: new.system_prompt,
             policy,
             parent: new.parent,
@@ -182,9 +190,12 @@ impl Daemon {
             worktree: worktree.map(|(worktree, _)| worktree),
             limits,
             mcp: new.mcp,
+            sandbox: new.sandbox,
+            network: new.network,
             env: new.env.into_keys().collect(),
             mail: new.mail.unwrap_or_default(),
             agent_session_id: new.agent_session_id,
+            account,
         };
         let session =
             SessionAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
@@ -197,7 +208,7 @@ impl Daemon {
             ts: now,
             run: None,
             kind: body.kind(),
-            data: body.encode().map_err(encode_failed)?,
+            data: body.encode(Some(actor)).map_err(encode_failed)?,
             update_number: None,
         };
         let lineage: Vec<SessionKey> = [session.key].into_iter().chain(parent_key).collect();
@@ -263,6 +274,7 @@ impl Daemon {
         };
         let settings = [
             ("model", new.model.is_some()),
+            ("mode", new.mode.is_some()),
             ("system_prompt", new.system_prompt.is_some()),
             ("mcp", new.mcp == Some(true)),
         ];
@@ -277,6 +289,9 @@ impl Daemon {
                 );
             }
         }
+        if let Some(message) = new.mode.as_deref().and_then(|mode| mode_refusal(&agent, mode)) {
+            return unsupported("mode", message);
+        }
         if new.agent_session_id.is_some() && !agent.resumes {
             let message = format!(
                 "{} cannot resume a conversation; leave `agent_session_id` out or choose another agent",
@@ -289,6 +304,11 @@ impl Daemon {
                 .to_owned();
             return unsupported("worktree", message);
         }
+        self.workers.plan_sandbox(
+            &new.agent,
+            project,
+            SandboxRequest { level: new.sandbox, network: new.network },
+        )?;
         // An agent that works elsewhere has no use for a directory here.
         let elsewhere = !self.workers.is_local(&new.agent) || agent.driver == DriverKind::A2a.name();
         if elsewhere && new.worktree == Some(true) {
@@ -303,10 +323,19 @@ impl Daemon {
     /// Validates a change of settings.
     pub(crate) fn check_patch(&self, now: &Session, patch: SessionPatch) -> Result<SettingsUpdate, ApiError> {
         check_texts(patch.title.as_deref(), patch.model.as_deref(), None)?;
-        if let Some(model) = &patch.model {
-            let new =
-                NewSession { agent: now.agent.clone(), model: Some(model.clone()), ..NewSession::default() };
-            self.check_agent(&new, &self.workspaces.get(&now.workspace_id)?.path)?;
+        let project = &self.workspaces.get(&now.workspace_id)?.path;
+        if patch.model.is_some() || patch.mode.is_some() {
+            let (agent, model, mode) = (now.agent.clone(), patch.model.clone(), patch.mode.clone());
+            let new = NewSession { agent, model, mode, ..NewSession::default() };
+            self.check_agent(&new, project)?;
+        }
+        if patch.sandbox.is_some() || patch.network.is_some() {
+            let in_force = now.sandbox.clone().unwrap_or_default();
+            let request = SandboxRequest {
+                level: patch.sandbox.or(Some(in_force.asked)),
+                network: patch.network.or(Some(in_force.network)),
+            };
+            self.workers.plan_sandbox(&now.agent, project, request)?;
         }
         if let Some(policy) = &patch.policy {
             check_policy(policy)?;
@@ -314,20 +343,25 @@ impl Daemon {
         let SessionPatch {
             title,
             model,
+            mode,
             policy,
+            sandbox,
+            network,
             budget_usd,
             max_turns,
             run_timeout_s,
             cancel_grace_s,
             restarts,
             restart_window_s,
+            max_journal_mb,
         } = patch;
         let limits_changed = budget_usd.is_some()
             || max_turns.is_some()
             || run_timeout_s.is_some()
             || cancel_grace_s.is_some()
             || restarts.is_some()
-            || restart_window_s.is_some();
+            || restart_window_s.is_some()
+            || max_journal_mb.is_some();
         let limits = SessionLimits {
             budget_usd: budget_usd.unwrap_or(now.budget_usd),
             max_turns: max_turns.unwrap_or(now.max_turns),
@@ -335,10 +369,28 @@ impl Daemon {
             cancel_grace_s: cancel_grace_s.unwrap_or(now.cancel_grace_s),
             restarts: restarts.unwrap_or(now.restarts),
             restart_window_s: restart_window_s.unwrap_or(now.restart_window_s),
+            max_journal_mb: max_journal_mb.unwrap_or(now.max_journal_mb),
         };
         check_limits(&limits)?;
-        Ok(SettingsUpdate { title, model, policy, limits: limits_changed.then_some(limits) })
+        let limits = limits_changed.then_some(limits);
+        Ok(SettingsUpdate { title, model, mode, policy, sandbox, network, limits })
     }
+}
+
+/// Why the agent cannot be given this mode; `None` if it can.
+fn mode_refusal(agent: &Agent, mode: &str) -> Option<String> {
+    let Agent { name, modes, refused_modes, .. } = agent;
+    if modes.iter().any(|known| known == mode) {
+        return None;
+    }
+    let choice = modes.join(", ");
+    Some(match refused_modes.iter().any(|refused| refused == mode) {
+        true => format!(
+            "{name} acts without asking in mode `{mode}`, so the session's policy could not hold; choose one of \
+             {choice}, and change the policy if the agent should ask less"
+        ),
+        false => format!("{name} has no mode `{mode}`; choose one of {choice}"),
+    })
 }
 
 /// Checks the program that a caller found for an agent.
@@ -356,8 +408,8 @@ fn check_program(program: &str, is_searched: bool) -> Result<(), ApiError> {
 }
 
 fn check_limits(limits: &SessionLimits) -> Result<(), ApiError> {
-    let SessionLimits { budget_usd, max_turns, run_timeout_s, cancel_grace_s, restarts, restart_window_s } =
-        limits;
+    let SessionLimits { budget_usd, max_turns, run_timeout_s, cancel_grace_s, .. } = limits;
+    let SessionLimits { restarts, restart_window_s, max_journal_mb, .. } = limits;
     if budget_usd.is_some_and(|value| !value.is_finite() || value < 0.0) {
         return Err(invalid_value("`budget_usd` must be a number of dollars, 0 or more"));
     }
@@ -375,6 +427,11 @@ fn check_limits(limits: &SessionLimits) -> Result<(), ApiError> {
     }
     if restart_window_s.is_some_and(|value| !value.is_finite() || value <= 0.0) {
         return Err(invalid_value("`restart_window_s` must be a number of seconds above 0"));
+    }
+    if max_journal_mb.is_some_and(|value| !(1..=JOURNAL_MB_SETTABLE_MAX).contains(&value)) {
+        return Err(invalid_value(format!(
+            "`max_journal_mb` must be a number of MiB from 1 to {JOURNAL_MB_SETTABLE_MAX}"
+        )));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use qd_journal::{
     WorkspaceRow,
 };
 use qd_protocol::api::{NewWorkspace, Workspace};
-use qd_protocol::event::{EmptyEventData, EventBody, WorkspaceCreated};
+use qd_protocol::event::{EmptyEventData, EventActor, EventBody, WorkspaceCreated};
 use qd_protocol::limits::{CANCEL_GRACE_S, KILL_S};
 use qd_protocol::{ApiError, ErrorCode, Millis, WorkspaceId};
 
@@ -101,10 +101,16 @@ impl Daemon {
         }
     }
 
+    /// The workspace of a directory, if there is one.
+    pub(crate) async fn workspace_at(&self, path: &str) -> Result<Option<Arc<WorkspaceEntry>>, ApiError> {
+        Ok(self.workspaces.by_path(&resolve_directory(path).await?))
+    }
+
     /// Returns the workspace of a directory, and whether it is new.
     pub(crate) async fn create_workspace(
         &self,
         new: NewWorkspace,
+        actor: &EventActor,
         key: Option<IdempotencyKey>,
     ) -> Result<(Workspace, bool), ApiError> {
         let path = resolve_directory(&new.path).await?;
@@ -128,7 +134,7 @@ impl Daemon {
             fingerprint,
             make_response: Box::new(move |_| response.clone()),
         });
-        self.append_workspace_event(workspace_key, &workspace, body, row, record).await?;
+        self.append_workspace_event(workspace_key, &workspace, body, actor, row, record).await?;
         self.workspaces.add(workspace_key, workspace.clone());
         Ok((workspace, true))
     }
@@ -138,6 +144,7 @@ impl Daemon {
         self: &Arc<Self>,
         id: &WorkspaceId,
         force: bool,
+        actor: &Arc<EventActor>,
     ) -> Result<(), ApiError> {
         let entry = self.workspaces.get(id)?;
         let _one_at_a_time = self.key_locks.lock(format!("path {}", entry.doc.path)).await;
@@ -161,7 +168,7 @@ impl Daemon {
         }
         for row in &rows {
             let session = self.session_address(row)?;
-            self.send_command(&session, SessionCommand::Close { purge: false }, None).await?;
+            self.send_command(&session, actor, SessionCommand::Close { purge: false }, None).await?;
         }
         // Its runs end first; if one does not end in time, the workspace is removed all the same.
         let closed = async {
@@ -177,6 +184,7 @@ impl Daemon {
             entry.key,
             &entry.doc,
             EventBody::WorkspaceRemoved(EmptyEventData {}),
+            actor,
             row,
             None,
         )
@@ -190,6 +198,7 @@ impl Daemon {
         key: WorkspaceKey,
         workspace: &Workspace,
         body: EventBody,
+        actor: &EventActor,
         row: RowChange,
         record: Option<IdempotencyRecord>,
     ) -> Result<(), ApiError> {
@@ -207,7 +216,7 @@ impl Daemon {
             },
             run: None,
             kind: body.kind(),
-            data: body.encode().map_err(encode_failed)?,
+            data: body.encode(Some(actor)).map_err(encode_failed)?,
             update_number: None,
         };
         let append = AppendRequest {

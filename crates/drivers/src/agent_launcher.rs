@@ -18,10 +18,14 @@ use crate::echo::EchoAgent;
 use crate::exec::ExecAgent;
 use crate::peer::PeerWorkerAgent;
 use crate::pty::PtyAgent;
+use crate::quota_lines::find_quota_line;
 use crate::tool_server;
 
 /// The code of an error that means that the agent is not signed in.
 pub(crate) const NOT_SIGNED_IN: &str = "agent_not_signed_in";
+
+/// The code of an error of an agent that never became ready.
+const FAILED_TO_START: &str = "agent_failed_to_start";
 
 /// Where an agent runs, which decides what its worker needs for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,10 +112,16 @@ impl AgentLauncher {
         self.manifest.as_ref().is_some_and(|manifest| manifest.can_resume())
     }
 
-    /// Adds to an error of the agent what a person needs to act on it: how to sign in, and which model was asked for.
+    /// Adds to an error of the agent what a person needs to act on it: how to sign in, which model was asked for, and
+    /// when an exhausted quota resets.
     pub fn explain_error(&self, spec: &AgentSpec, error: RunError) -> RunError {
         let Some(manifest) = &self.manifest else { return error };
-        let RunError { mut code, mut message, .. } = error.clone();
+        let RunError { mut code, mut message, mut resets_at, .. } = error.clone();
+        if let Some(line) = find_quota_line(&manifest.parse.quota_lines, &message) {
+            RunError::QUOTA_EXHAUSTED.clone_into(&mut code);
+            // What the driver knows is more exact than the text.
+            resets_at = resets_at.or(line.resets_at);
+        }
         // The manifest's patterns were validated when it was read.
         let patterns = manifest.parse.sign_in_lines.iter().filter_map(|pattern| Regex::new(pattern).ok());
         if patterns.into_iter().any(|pattern| message.lines().any(|line| pattern.is_match(line))) {
@@ -120,12 +130,15 @@ impl AgentLauncher {
         if let Some(sign_in) = manifest.agent.sign_in.as_ref().filter(|_| code == NOT_SIGNED_IN) {
             message = format!("{message}; {sign_in}");
         }
+        // Some servers only say that something was not found, and some agents that a setting was refused at the start.
+        let may_concern_model = code == FAILED_TO_START
+            || ["model", "404", "not found"].iter().any(|words| message.to_lowercase().contains(words));
         if let Some(model) = spec.model.as_ref().filter(|model| !message.contains(model.as_str()))
-            && message.to_lowercase().contains("model")
+            && may_concern_model
         {
             message = format!("{message} (the session's model is `{model}`)");
         }
-        RunError { code, message, ..error }
+        RunError { code, message, resets_at, ..error }
     }
 
     /// The names of processes that the keeper must spare; `None` if the agent needs no keeper.
@@ -179,9 +192,22 @@ mod tests {
         let told = "Error: Authentication failed with provider (HTTP 401).\n  Check your key.";
         let (code, message) = explain("copilot", None, "agent_error", told);
         assert!(code == NOT_SIGNED_IN && message.contains("`/login`, or set GH_TOKEN"), "{message}");
-        let (code, message) = explain("codex", Some("gpt-9"), "agent_error", "Model not found");
-        assert_eq!(message, "Model not found (the session's model is `gpt-9`)");
-        assert_eq!(code, "agent_error");
+        for (code, told) in [
+            ("agent_error", "Model not found"),
+            ("agent_error", "unexpected status 404"),
+            (FAILED_TO_START, "Invalid params"),
+        ] {
+            let explained = explain("codex", Some("gpt-9"), code, told);
+            assert_eq!(explained, (code.to_owned(), format!("{told} (the session's model is `gpt-9`)")));
+        }
+        for (agent, told) in [
+            ("claude", "Not logged in · Please run /login"),
+            ("codex", "unexpected status 401 Unauthorized: no, url: http://127.0.0.1/v1/responses"),
+            ("gemini", r#"{"error":{"type":"authentication_error","code":401}}"#),
+            ("opencode", "Internal error: You didn't provide an API key."),
+        ] {
+            assert_eq!(explain(agent, None, "agent_error", told).0, NOT_SIGNED_IN, "{agent}");
+        }
         for message in ["no model gpt-9", "disk full"] {
             assert_eq!(explain("codex", Some("gpt-9"), "agent_error", message).1, message);
         }

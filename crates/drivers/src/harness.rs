@@ -136,6 +136,8 @@ pub(super) struct DriverHarness {
     pub(super) workspace: TempDir,
     /// The number of the last command.
     number: u64,
+    /// The mode that prompts are sent with.
+    mode: Option<String>,
     /// Updates received but not yet returned, in reverse order.
     unread: Vec<AgentUpdate>,
     /// The agent, if it runs by itself.
@@ -238,7 +240,17 @@ impl DriverHarness {
         let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), |link_end| {
             run_test_agent(link_end, opening)
         });
-        (Self { link_end, workspace, number: 0, unread: Vec::new(), agent_task: JoinSet::new() }, agent_side)
+        (
+            Self {
+                link_end,
+                workspace,
+                number: 0,
+                mode: None,
+                unread: Vec::new(),
+                agent_task: JoinSet::new(),
+            },
+            agent_side,
+        )
     }
 
     /// A remote agent by its name.
@@ -249,7 +261,7 @@ impl DriverHarness {
             AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), name, cwd);
         change(&mut spec);
         let link_end = host_remote_agent(spec);
-        Self { link_end, workspace, number: 0, unread: Vec::new(), agent_task: JoinSet::new() }
+        Self { link_end, workspace, number: 0, mode: None, unread: Vec::new(), agent_task: JoinSet::new() }
     }
 
     /// Lets the agent run by itself in a task.
@@ -261,6 +273,11 @@ impl DriverHarness {
     pub(super) fn next_number(&mut self) -> EventNumber {
         self.number += 1;
         EventNumber(self.number)
+    }
+
+    /// Sends later prompts with this mode.
+    pub(super) fn set_mode(&mut self, mode: &str) {
+        self.mode = Some(mode.to_owned());
     }
 
     pub(super) fn prompt(&mut self, name: &str, prompt: &str) {
@@ -275,8 +292,8 @@ impl DriverHarness {
         messages: Vec<Value>,
     ) {
         let (number, limits) = (self.next_number(), TurnLimits::default());
-        let (run, prompt) = (run_id(name), prompt.to_owned());
-        self.link_end.send(AgentCommand::Prompt { number, run, prompt, files, messages, limits });
+        let (run, prompt, mode) = (run_id(name), prompt.to_owned(), self.mode.clone());
+        self.link_end.send(AgentCommand::Prompt { number, run, prompt, mode, files, messages, limits });
     }
 
     pub(super) fn steer(&mut self, name: &str, text: &str) -> EventNumber {
@@ -461,8 +478,8 @@ async fn run_test_agent<T: HarnessDriver>(
             command = end.next_command() => command,
         };
         let Some(command) = command else { return AgentExitReason::Stopped };
-        if let AgentCommand::Prompt { run, prompt, files, messages, limits, .. } = command {
-            let prompt = DriverPrompt { run, text: prompt, files, messages, limits };
+        if let AgentCommand::Prompt { run, prompt, mode, files, messages, limits, .. } = command {
+            let prompt = DriverPrompt { run, text: prompt, mode, files, messages, limits };
             match run_one_turn(&mut end, &mut driver, prompt).await {
                 Ok(TestTurnEnd::Ready) => {}
                 Ok(TestTurnEnd::HungUp) => return hung_up_error(),

@@ -9,7 +9,7 @@
 //! - Shared by drivers: `stdio_agent` (an agent that talks on its stdin and stdout), `process` (its process below the
 //!   keeper), `line_transport` (its lines), `emit` (sends updates while the loop goes on), `turn_state` (updates and
 //!   asks of one turn), `asks` (permission requests, questions and forms), `prompt_content` (the parts of a
-//!   prompt), `pricing` (the cost of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to remote
+//!   prompt), `mode_guard` (the mode that an agent must be in), `pricing` (the cost of tokens), `tool_server` (the tools of `qd mcp`), `dialer` (connections to remote
 //!   agents).
 //! - [`redact`]: removes secrets from what agents say, before anything is stored or sent.
 //! - [`terminal_window`]: where an agent shows its terminal; [`tty`]: gives a program its terminal and becomes it.
@@ -33,12 +33,14 @@ mod exec;
 mod harness;
 mod line_transport;
 pub mod meter;
+mod mode_guard;
 mod peer;
 mod policy_enforcement;
 mod pricing;
 mod process;
 mod prompt_content;
 mod pty;
+mod quota_lines;
 #[cfg(test)]
 mod recording;
 pub mod redact;

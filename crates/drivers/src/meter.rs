@@ -204,7 +204,11 @@ fn is_answer(update: &TurnUpdate) -> bool {
         | TurnUpdate::ToolFinished { .. }
         | TurnUpdate::Plan { .. }
         | TurnUpdate::Usage { .. } => true,
-        TurnUpdate::Notice { .. } | TurnUpdate::ModelCall => false,
+        TurnUpdate::Notice { .. }
+        | TurnUpdate::ModelCall
+        | TurnUpdate::Mode { .. }
+        | TurnUpdate::Context(_)
+        | TurnUpdate::Compacted { .. } => false,
     }
 }
 

@@ -2,9 +2,8 @@
 //! own settings of the agent allow, and refuses an agent that would act all the same.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 
-use qd_catalog::policy_enforcement::{find_overriding_setting, read_settings, resolve_path};
+use qd_catalog::policy_enforcement::{find_overriding_setting, has_setting, read_settings, settings_paths};
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::{AllowedBySettings, Manifest};
 use qd_protocol::worker::AgentSpec;
@@ -20,7 +19,7 @@ pub(crate) fn enforce_policy(mut manifest: Manifest, spec: &AgentSpec) -> Result
                        Quarterdeck's home is not full and can be written";
         return Err(RunError::new("agent_failed_to_start", message));
     }
-    if let Some(setting) = find_overriding_setting(&manifest, &spec.env) {
+    if let Some(setting) = find_overriding_setting(&manifest, &spec.env, &spec.cwd) {
         let message = format!("the agent would act without asking because of {setting}; remove this setting");
         return Err(RunError::new("agent_overrides_policy", message));
     }
@@ -37,27 +36,17 @@ pub(crate) fn enforce_policy(mut manifest: Manifest, spec: &AgentSpec) -> Result
     Ok(manifest)
 }
 
-/// What the user's own settings allow without asking.
+/// What the user's own settings allow without asking, and what some of them may allow by themselves.
 fn allowed_rules(allowed: &AllowedBySettings, manifest: &Manifest, spec: &AgentSpec) -> BTreeSet<String> {
-    let paths = allowed.files.iter().flat_map(|file| match resolve_path(file, manifest, &spec.env) {
-        Some(path) if path.is_absolute() => vec![path],
-        Some(path) => project_folders(&spec.cwd).iter().map(|folder| folder.join(&path)).collect(),
-        None => Vec::new(),
-    });
-    let settings = paths.filter_map(|path| read_settings(&path));
-    let rules = settings.filter_map(|settings| settings.pointer(&allowed.allow)?.as_array().cloned());
-    rules.flatten().filter_map(|rule| rule.as_str().map(str::to_owned)).collect()
-}
-
-/// The folders in which an agent may look for settings of the project: the working directory, those above it, and for a
-/// worktree the repository that it belongs to.
-fn project_folders(cwd: &Path) -> Vec<PathBuf> {
-    let repository = cwd.ancestors().find_map(|folder| {
-        let link = std::fs::read_to_string(folder.join(".git")).ok()?;
-        let git_folder = folder.join(link.strip_prefix("gitdir:")?.trim());
-        git_folder.ancestors().find(|path| path.ends_with(".git"))?.parent().map(Path::to_owned)
-    });
-    cwd.ancestors().map(Path::to_owned).chain(repository).collect()
+    let paths = allowed.files.iter().flat_map(|file| settings_paths(file, manifest, &spec.env, &spec.cwd));
+    let mut rules = BTreeSet::new();
+    for settings in paths.filter_map(|path| read_settings(&path)) {
+        let listed = settings.pointer(&allowed.allow).and_then(Value::as_array).into_iter().flatten();
+        rules.extend(listed.filter_map(|rule| rule.as_str().map(str::to_owned)));
+        let more = allowed.asked_with.iter().filter(|more| has_setting(&settings, &more.at));
+        rules.extend(more.flat_map(|more| more.rules.iter().cloned()));
+    }
+    rules
 }
 
 /// Appends rules to the list at this pointer, of which every part but the last is there.
@@ -84,6 +73,7 @@ fn fill_in_settings(value: &mut Value, settings: &Value) {
 
 #[cfg(test)]
 mod tests {
+    use qd_protocol::manifest::RulesWithSetting;
     use qd_protocol::{SessionId, WorkerId};
 
     use super::*;
@@ -115,6 +105,10 @@ mod tests {
             files: vec!["~/.demo/settings.json".to_owned(), ".demo/settings.json".to_owned()],
             allow: "/permissions/allow".to_owned(),
             ask: "/permissions/ask".to_owned(),
+            asked_with: vec![RulesWithSetting {
+                at: "/hooks/Before".to_owned(),
+                rules: vec!["Bash".to_owned()],
+            }],
         });
         manifest.policy.args = vec!["--settings".to_owned(), "{settings}".to_owned()];
         manifest.policy.session_meta = json!({ "a": { "b": "{settings}" } }).as_object().unwrap().clone();
@@ -122,6 +116,12 @@ mod tests {
         let settings = json!({ "permissions": { "ask": ["Write", "Bash(npm *)", "Fetch"] } });
         assert_eq!(serde_json::from_str::<Value>(&ready.policy.args[1]).unwrap(), settings);
         assert_eq!(ready.policy.session_meta["a"]["b"], settings);
+
+        let hooked = json!({ "hooks": { "Before": [{}] } }).to_string();
+        std::fs::write(folder.path().join("home/.demo/settings.json"), hooked).unwrap();
+        let ready = enforce_policy(manifest.clone(), &spec).unwrap();
+        let settings = json!({ "permissions": { "ask": ["Write", "Bash", "Fetch"] } });
+        assert_eq!(ready.policy.session_meta["a"]["b"], settings, "a hook may allow it");
 
         manifest.policy.file = Some("not written".to_owned());
         assert_eq!(enforce_policy(manifest, &spec).unwrap_err().code, "agent_failed_to_start");

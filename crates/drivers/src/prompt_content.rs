@@ -55,7 +55,7 @@ fn unseen_messages(messages: &[Value]) -> Vec<String> {
 #[cfg(test)]
 pub(crate) fn test_prompt(text: &str, files: Vec<PromptFile>, messages: Vec<Value>) -> DriverPrompt {
     let run = qd_protocol::RunId::parse("r").unwrap();
-    DriverPrompt { run, text: text.to_owned(), files, messages, limits: Default::default() }
+    DriverPrompt { run, text: text.to_owned(), mode: None, files, messages, limits: Default::default() }
 }
 
 /// A file of a prompt, for the tests of drivers.

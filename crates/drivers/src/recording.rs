@@ -59,6 +59,8 @@ enum RecordingLine {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RecordedAction {
+    /// Later prompts have this mode.
+    Mode(String),
     Prompt(String),
     Steer(String),
     Cancel(RecordedTrue),
@@ -248,6 +250,7 @@ impl<'a> RecordingPlayer<'a> {
                 self.prompts += 1;
                 self.harness.prompt(&self.prompts.to_string(), text);
             }
+            RecordedAction::Mode(mode) => self.harness.set_mode(mode),
             RecordedAction::Cancel(RecordedTrue) => self.harness.cancel(&run),
             RecordedAction::Steer(text) => drop(self.harness.steer(&run, text)),
             RecordedAction::Allow(RecordedTrue) => {

@@ -4,8 +4,12 @@
 //!
 //! Design: docs/design/redact-then-fit.md
 
+mod dumped_bytes;
+mod escaped_text;
+mod secret_forms;
 mod secret_variables;
 mod secrets;
+mod wrapped_base64;
 
 use std::collections::BTreeMap;
 
@@ -68,9 +72,10 @@ impl AgentOutputFilter for Redactor {
             | AgentUpdate::TurnEnded { run, .. } => {
                 self.flush_streams(|stream| stream.run != *run, out);
             }
-            AgentUpdate::Ready { .. } | AgentUpdate::IdleStopped | AgentUpdate::Gone(_) => {
-                self.flush_streams(|_| true, out)
-            }
+            AgentUpdate::Ready { .. }
+            | AgentUpdate::Confined(_)
+            | AgentUpdate::IdleStopped
+            | AgentUpdate::Gone(_) => self.flush_streams(|_| true, out),
             AgentUpdate::AskWithdrawn { .. }
             | AgentUpdate::AskDelivered { .. }
             | AgentUpdate::SteerTaken { .. }
@@ -182,6 +187,7 @@ impl SecretMatcher {
                 self.redact_error(error)
             }
             AgentUpdate::Ready { .. }
+            | AgentUpdate::Confined(_)
             | AgentUpdate::AskWithdrawn { .. }
             | AgentUpdate::AskDelivered { .. }
             | AgentUpdate::SteerTaken { .. }
@@ -210,7 +216,11 @@ impl SecretMatcher {
                 self.redact_in_place(&mut entry.content);
                 self.redact_in_place(&mut entry.status);
             }),
-            TurnUpdate::Usage { .. } | TurnUpdate::ModelCall => {}
+            TurnUpdate::Mode { mode } => self.redact_in_place(mode),
+            TurnUpdate::Usage { .. }
+            | TurnUpdate::ModelCall
+            | TurnUpdate::Context(_)
+            | TurnUpdate::Compacted { .. } => {}
         }
     }
 
@@ -249,6 +259,9 @@ impl SecretMatcher {
         }
     }
 }
+
+#[cfg(test)]
+mod encoding_tests;
 
 #[cfg(test)]
 mod tests {

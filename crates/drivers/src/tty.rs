@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-use rustix::process::{getpgid, getppid, setpgid, setsid};
+use rustix::process::{Pid, getpgid, getppid, setpgid, setsid};
 
 /// The argument that makes `qd` run this step.
 pub const TTY_COMMAND: &str = "__tty";
@@ -36,9 +36,10 @@ fn become_program(terminal: &OsString, argv: &[OsString]) -> io::Result<std::con
     let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     // The keeper made us the leader of a process group, and a group leader cannot begin a session. So we join the
     // keeper's own group and leave ours empty.
-    if let Some(keeper) = getppid() {
-        setpgid(None, Some(getpgid(Some(keeper))?))?;
-    }
+    //
+    // In a sandbox the keeper cannot be seen; there the init has a group in the keeper's session.
+    let keeper = getppid().unwrap_or(Pid::INIT);
+    setpgid(None, Some(getpgid(Some(keeper))?))?;
     setsid()?;
     // The first terminal that a session leader opens becomes the session's controlling terminal.
     let terminal = OpenOptions::new().read(true).write(true).open(terminal)?;

@@ -7,21 +7,19 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::event::{AskAnswer, RunError};
-use qd_protocol::limits::QUEUE_MAX;
+use qd_protocol::limits::{ASKS_MADE_MAX, ASKS_OPEN_MAX, QUEUE_MAX};
 use qd_protocol::link::{
     AgentUpdate, AskRequest, AskResolution, PromptFile, TurnLimits, TurnOutcome, TurnUpdate,
 };
 use qd_protocol::{AskId, EventNumber, RunId};
 use serde_json::Value;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::meter::TurnMeter;
 
 /// The most steers that may wait in one turn. Further steers are missed at once and run later as prompts.
 const STEERS_MAX: usize = QUEUE_MAX;
-/// The most asks that may be open in one turn. Further asks count as withdrawn at once.
-const ASKS_MAX: usize = 256;
 /// Random bytes in the id of an ask. Five bits of each are used.
 const ASK_RANDOM_BYTES: usize = 26;
 
@@ -30,6 +28,8 @@ const ASK_RANDOM_BYTES: usize = 26;
 pub struct DriverPrompt {
     pub run: RunId,
     pub text: String,
+    /// The mode that the agent must be in. `None` leaves it in the mode in which it is.
+    pub mode: Option<String>,
     pub files: Vec<PromptFile>,
     /// The earlier messages of the conversation, for an agent that does not remember them.
     pub messages: Vec<Value>,
@@ -77,13 +77,15 @@ impl<'a> DriverTurn<'a> {
         self.output.send(AgentUpdate::Turn { run, update }).await
     }
 
-    /// Asks and waits for the answer; `None` if nobody will answer. Any number of asks may wait at the same time.
+    /// Asks and waits for the answer; `None` if nobody will answer. Many asks may wait at the same time. While as many are
+    /// open as may be, the next ones wait here in their order, and nobody is asked yet.
     pub async fn ask(&self, ask: AskRequest) -> Result<Option<AskAnswer>, LinkClosed> {
         let id = ask.id.clone();
         // Opened before the ask is sent, because the answer may come at once.
-        let Some(reply) = self.inbox.open_ask(&id) else { return Ok(None) };
+        let Some(mut reply) = self.inbox.open_ask(&id) else { return Ok(None) };
         // Pauses the clock until the wait is over, however it ends.
         let _waiting = self.inbox.meter.pause_clock();
+        let Some(_open) = self.inbox.wait_for_ask_slot(&mut reply).await else { return Ok(None) };
         self.output.send(AgentUpdate::Ask { run: self.run.clone(), ask }).await?;
         match reply.await {
             Ok(AskResolution::Answered(answer)) => {
@@ -163,6 +165,8 @@ pub struct DriverInbox {
     pub meter: Arc<TurnMeter>,
     state: Mutex<DriverInboxState>,
     steer_arrived: Notify,
+    /// One permit for each ask that may be open.
+    ask_slots: Semaphore,
     cancel: CancellationToken,
 }
 
@@ -172,7 +176,7 @@ struct DriverInboxState {
     steers: VecDeque<DriverSteer>,
     /// Steers that the driver has taken without reporting their fate.
     handed_out: Vec<EventNumber>,
-    /// The asks that have no answer yet.
+    /// The asks that have no answer yet, or that wait until they may be opened.
     open_asks: BTreeMap<AskId, oneshot::Sender<AskResolution>>,
 }
 
@@ -184,6 +188,7 @@ impl DriverInbox {
             meter: Arc::default(),
             state: Mutex::default(),
             steer_arrived: Notify::new(),
+            ask_slots: Semaphore::new(ASKS_OPEN_MAX),
             cancel: CancellationToken::new(),
         }
     }
@@ -230,12 +235,25 @@ impl DriverInbox {
 
     fn open_ask(&self, ask: &AskId) -> Option<oneshot::Receiver<AskResolution>> {
         let mut state = self.lock();
-        if state.open_asks.len() >= ASKS_MAX {
+        if state.open_asks.len() >= ASKS_MADE_MAX {
             return None;
         }
         let (sender, reply) = oneshot::channel();
         state.open_asks.insert(ask.clone(), sender);
         Some(reply)
+    }
+
+    /// Waits until one more ask may be open; `None` if the ask is withdrawn before.
+    async fn wait_for_ask_slot(
+        &self,
+        reply: &mut oneshot::Receiver<AskResolution>,
+    ) -> Option<SemaphorePermit<'_>> {
+        tokio::select! {
+            biased;
+            // Nobody can answer an ask that was not sent, so the channel has been closed.
+            _ = reply => None,
+            permit = self.ask_slots.acquire() => permit.ok(),
+        }
     }
 
     /// Returns whether the ask was open.

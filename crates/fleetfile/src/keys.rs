@@ -70,16 +70,16 @@ fn unknown_key(key: &YamlKey, description: &str, known: &[&str]) -> FleetFilePro
 }
 
 /// The known word that is most similar to this one, if no more than a third of it differs. Swapped neighbours count as
-/// one difference.
+/// one difference. Of two that differ as much, the one of a more similar length counts.
 pub(crate) fn nearest_word<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     // A word can be as long as the file, but nothing that we know is longer than this.
     let word: String = word.chars().take(ID_MAX).collect();
     let limit = (word.chars().count() / 3).max(1);
     known
-        .map(|known| (strsim::osa_distance(&word, known), known))
-        .filter(|(distance, _)| *distance <= limit)
+        .map(|known| (strsim::osa_distance(&word, known), known.len().abs_diff(word.len()), known))
+        .filter(|(distance, ..)| *distance <= limit)
         .min()
-        .map(|(_, known)| known.to_owned())
+        .map(|(.., known)| known.to_owned())
 }
 
 #[cfg(test)]

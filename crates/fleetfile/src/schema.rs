@@ -33,6 +33,8 @@ fn fleet_schema() -> Value {
             "permissions": { "$ref": "#/$defs/permissions" },
             "budget_usd": money_schema(),
             "timeout": seconds_schema(),
+            "sandbox": sandbox_schema(),
+            "network": network_schema(),
             "mentions": { "description": "Whether a last message with a line that begins with @NAME is sent to that session.", "type": "boolean" },
             "mode": { "description": "Accepted for compatibility with CAP.", "const": "static" },
             "sessions": {
@@ -57,6 +59,7 @@ fn session_schema() -> Value {
             "driver": { "description": "The same as agent.", "type": "string" },
             "manifest": { "description": "A file that describes the agent.", "type": "string" },
             "model": { "type": "string" },
+            "mode": { "description": "A mode of the agent, such as plan.", "type": "string" },
             "system_prompt": { "type": "string" },
             "role": { "description": "The role of the session.", "type": "string" },
             "permissions": { "$ref": "#/$defs/permissions" },
@@ -66,7 +69,9 @@ fn session_schema() -> Value {
             "worktree": { "description": "Whether it works in a git worktree of its own; true by default if base_branch is given.", "type": "boolean" },
             "retry": { "description": "How many times a failed prompt is retried.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
             "prompt": template_schema(),
-            "mail": { "description": "How mail reaches it: as a prompt, or as a steer of the running turn.", "enum": ["prompt", "steer"] }
+            "mail": { "description": "How mail reaches it: as a prompt, or as a steer of the running turn.", "enum": ["prompt", "steer"] },
+            "sandbox": sandbox_schema(),
+            "network": network_schema()
         }
     })
 }
@@ -121,6 +126,18 @@ fn permissions_schema() -> Value {
             }
         ]
     })
+}
+
+fn sandbox_schema() -> Value {
+    json!({
+        "description": "How strongly agents are confined; a session's own level counts before the fleet's.",
+        "enum": ["auto", "off", "deck", "workspace", false]
+    })
+}
+
+/// An editor that follows YAML 1.1 means booleans by `on` and `off`.
+fn network_schema() -> Value {
+    json!({ "description": "Whether agents reach the network.", "enum": ["on", "off", true, false] })
 }
 
 fn seconds_schema() -> Value {

@@ -12,6 +12,7 @@ use qd_protocol::fleet::{
 use qd_protocol::limits::{FLEET_ROUTES_MAX, FLEET_SESSIONS_MAX, RULES_MAX};
 use qd_protocol::mail::MailDelivery;
 use qd_protocol::policy::{Policy, PolicyRule, PolicyVerdict, Risk};
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use regex::Regex;
 
 use crate::FleetFileProblem;
@@ -36,7 +37,9 @@ pub(crate) fn read_fleet(root: &YamlNode, task: Option<&str>) -> Result<FleetSpe
     let budget_usd = section.take("budget_usd").map(read_dollars).transpose()?;
     let timeout_s = section.take("timeout").map(read_seconds).transpose()?;
     let mentions = section.take("mentions").map(read_flag).transpose()?.unwrap_or(false);
-    let defaults = SessionDefaults { policy, worktree: base_branch.is_some() };
+    let sandbox = section.take("sandbox").map(read_sandbox).transpose()?;
+    let network = section.take("network").map(read_network).transpose()?;
+    let defaults = SessionDefaults { policy, worktree: base_branch.is_some(), sandbox, network };
     let sessions = section.require("sessions")?;
     let members = read_members(sessions, &defaults)?;
     let names = SessionNames { names: members.keys().map(String::as_str).collect() };
@@ -79,6 +82,8 @@ fn reject_unsupported_modes(section: &mut SectionReader<'_>) -> Result<(), Fleet
 struct SessionDefaults {
     policy: Policy,
     worktree: bool,
+    sandbox: Option<SandboxSetting>,
+    network: Option<NetworkSetting>,
 }
 
 fn read_members(
@@ -128,6 +133,7 @@ fn read_member(
     let member = FleetMember {
         agent,
         model: section.take("model").map(read_text).transpose()?,
+        mode: section.take("mode").map(read_text).transpose()?,
         system_prompt: section.take("system_prompt").map(read_text).transpose()?,
         role: section.take("role").map(read_text).transpose()?,
         policy: section.take("permissions").map(read_policy).transpose()?.unwrap_or(defaults.policy.clone()),
@@ -141,6 +147,8 @@ fn read_member(
         retry: section.take("retry").map(|node| read_count(node, 0, RETRY_MAX)).transpose()?.unwrap_or(0),
         prompt: section.take("prompt").map(read_text).transpose()?,
         mail: section.take("mail").map(read_delivery).transpose()?.unwrap_or_default(),
+        sandbox: section.take("sandbox").map(read_sandbox).transpose()?.or(defaults.sandbox),
+        network: section.take("network").map(read_network).transpose()?.or(defaults.network),
     };
     section.reject_unknown_keys()?;
     Ok(member)
@@ -152,6 +160,34 @@ fn read_delivery(node: &YamlNode) -> Result<MailDelivery, FleetFileProblem> {
         "prompt" => Ok(MailDelivery::Prompt),
         "steer" => Ok(MailDelivery::Steer),
         _ => Err(unexpected_value(node, "mail", &["prompt", "steer"])),
+    }
+}
+
+/// Reads a word that may be `on` or `off`. YAML 1.1 means booleans by these words, so a client that converts a file to JSON
+/// may have made booleans of them.
+fn read_switch(node: &YamlNode) -> Result<String, FleetFileProblem> {
+    Ok(match (&node.value, read_text(node)?) {
+        (YamlValue::Scalar { quoted: false, .. }, text) if text == "true" => "on".to_owned(),
+        (YamlValue::Scalar { quoted: false, .. }, text) if text == "false" => "off".to_owned(),
+        (_, text) => text,
+    })
+}
+
+fn read_sandbox(node: &YamlNode) -> Result<SandboxSetting, FleetFileProblem> {
+    match read_switch(node)?.as_str() {
+        "auto" => Ok(SandboxSetting::Auto),
+        "off" => Ok(SandboxSetting::Off),
+        "deck" => Ok(SandboxSetting::Deck),
+        "workspace" => Ok(SandboxSetting::Workspace),
+        _ => Err(unexpected_value(node, "sandbox", &["auto", "off", "deck", "workspace"])),
+    }
+}
+
+fn read_network(node: &YamlNode) -> Result<NetworkSetting, FleetFileProblem> {
+    match read_switch(node)?.as_str() {
+        "on" => Ok(NetworkSetting::On),
+        "off" => Ok(NetworkSetting::Off),
+        _ => Err(unexpected_value(node, "network", &["on", "off"])),
     }
 }
 

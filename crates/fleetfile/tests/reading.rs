@@ -4,6 +4,7 @@ use qd_fleetfile::{FleetFileProblem, parse_fleet_file};
 use qd_protocol::fleet::{FanOutSplit, RouteAction};
 use qd_protocol::mail::MailDelivery;
 use qd_protocol::policy::{Policy, PolicyVerdict};
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 
 /// The example in the contract.
 const CONTRACT: &str = r#"
@@ -36,6 +37,27 @@ fn refused(text: &str) -> FleetFileProblem {
 /// A fleet file with these lines inserted from line 4 on.
 fn with(lines: &str) -> String {
     format!("fleet:\n  task: t\n  sessions: {{ a: {{ agent: echo }}, lead: {{ agent: echo }} }}\n{lines}")
+}
+
+#[test]
+fn sessions_are_confined_as_they_say_else_as_the_fleet_says() {
+    let file = |fleet: &str, session: &str| {
+        format!("fleet:\n  task: t\n{fleet}  sessions: {{ a: {{ agent: echo{session} }} }}\n  start: a\n")
+    };
+    let read = |fleet: &str, session: &str| {
+        let member = parse_fleet_file(&file(fleet, session), None).unwrap().sessions["a"].clone();
+        (member.sandbox, member.network)
+    };
+    assert_eq!(read("", ""), (None, None));
+    let fleet = "  sandbox: workspace\n  network: off\n";
+    assert_eq!(read(fleet, ""), (Some(SandboxSetting::Workspace), Some(NetworkSetting::Off)));
+    let own = ", sandbox: deck, network: on";
+    assert_eq!(read(fleet, own), (Some(SandboxSetting::Deck), Some(NetworkSetting::On)));
+    assert_eq!(read("", ", network: false"), (None, Some(NetworkSetting::Off)), "YAML 1.1 reads off so");
+    let problem = refused(&file("  sandbox: desk\n", ""));
+    assert_eq!((problem.position.line, problem.position.column), (3, 12));
+    assert_eq!(problem.suggestion.as_deref(), Some("deck"));
+    assert!(problem.message.contains("auto, off, deck, workspace"), "{}", problem.message);
 }
 
 #[test]

@@ -8,9 +8,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REACH_TIMEOUT_S, REMOTE_LEASE_S, SILENCE_NOTICE_S};
+use qd_protocol::limits::{
+    AGENT_OUTPUT_MB_PER_MIN, AGENT_PROCESSES_MAX, ORPHAN_BUSY_S, ORPHAN_IDLE_S, REACH_TIMEOUT_S,
+    REMOTE_LEASE_S, SILENCE_NOTICE_S,
+};
 use qd_protocol::manifest::TokenPrice;
 use qd_protocol::policy::Policy;
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error as _};
 use toml::Spanned;
@@ -55,6 +59,12 @@ pub struct DaemonConfig {
     pub max_agents: ConfigSetting<usize>,
     /// How many MiB of memory must be free before another agent starts; 0 turns the check off.
     pub min_free_mb: ConfigSetting<u64>,
+    /// How many processes an agent and all that it starts may be; 0 means any number.
+    pub max_processes: ConfigSetting<u64>,
+    /// How many MiB of memory these may use together; 0 means any amount. Unset: four fifths of the machine's memory.
+    pub max_memory_mb: ConfigSetting<Option<u64>>,
+    /// How many MiB an agent may say in a minute; 0 means any amount.
+    pub max_output_mb_per_min: ConfigSetting<u64>,
     /// How many seconds a silent joined worker is waited for before its sessions count as lost.
     pub remote_lease_s: ConfigSetting<u64>,
     /// How many seconds a worker that lives but does not answer is tried before it is ended.
@@ -71,6 +81,13 @@ pub struct DaemonConfig {
     pub prices: ConfigSetting<BTreeMap<String, TokenPrice>>,
     /// Whether agents get the tools of `qd mcp`, if they can take them.
     pub mcp: ConfigSetting<bool>,
+    /// How strongly agents are confined, unless a session or a manifest says otherwise.
+    pub sandbox: ConfigSetting<SandboxSetting>,
+    /// Whether agents reach the network, unless a session or a manifest says otherwise.
+    pub network: ConfigSetting<NetworkSetting>,
+    /// Keys and credentials that agents cannot read at `workspace`; `~` is the home directory. Unset: the list in
+    /// [`CREDENTIAL_PATHS`](crate::CREDENTIAL_PATHS).
+    pub credential_paths: ConfigSetting<Option<Vec<String>>>,
     /// How many seconds old streamed text must be before it is merged; 0 means never.
     pub merge_after_s: ConfigSetting<u64>,
     /// What is logged: a level, or a filter of levels by module.
@@ -152,7 +169,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 23] = [
     "agent",
     "policy",
     "listen",
@@ -160,6 +177,9 @@ const KEYS: [&str; 17] = [
     "idle_s",
     "max_agents",
     "min_free_mb",
+    "max_processes",
+    "max_memory_mb",
+    "max_output_mb_per_min",
     "remote_lease_s",
     "reach_timeout_s",
     "orphan_busy_s",
@@ -168,6 +188,9 @@ const KEYS: [&str; 17] = [
     "silence_timeout_s",
     "prices",
     "mcp",
+    "sandbox",
+    "network",
+    "credential_paths",
     "merge_after_s",
     "log",
 ];
@@ -217,6 +240,9 @@ impl DaemonConfig {
             entry("idle_s", &self.idle_s),
             entry("max_agents", &self.max_agents),
             entry("min_free_mb", &self.min_free_mb),
+            entry("max_processes", &self.max_processes),
+            entry("max_memory_mb", &self.max_memory_mb),
+            entry("max_output_mb_per_min", &self.max_output_mb_per_min),
             entry("remote_lease_s", &self.remote_lease_s),
             entry("reach_timeout_s", &self.reach_timeout_s),
             entry("orphan_busy_s", &self.orphan_busy_s),
@@ -225,6 +251,9 @@ impl DaemonConfig {
             entry("silence_timeout_s", &self.silence_timeout_s),
             entry("prices", &self.prices),
             entry("mcp", &self.mcp),
+            entry("sandbox", &self.sandbox),
+            entry("network", &self.network),
+            entry("credential_paths", &self.credential_paths),
             entry("merge_after_s", &self.merge_after_s),
             entry("log", &self.log),
         ]
@@ -242,6 +271,9 @@ impl DaemonConfig {
             idle_s: default(DEFAULT_IDLE_S),
             max_agents: default(DEFAULT_MAX_AGENTS),
             min_free_mb: default(DEFAULT_MIN_FREE_MB),
+            max_processes: default(AGENT_PROCESSES_MAX),
+            max_memory_mb: default(None),
+            max_output_mb_per_min: default(AGENT_OUTPUT_MB_PER_MIN),
             remote_lease_s: default(REMOTE_LEASE_S),
             reach_timeout_s: default(REACH_TIMEOUT_S),
             orphan_busy_s: default(ORPHAN_BUSY_S),
@@ -250,6 +282,9 @@ impl DaemonConfig {
             silence_timeout_s: default(0),
             prices: default(BTreeMap::new()),
             mcp: default(true),
+            sandbox: default(SandboxSetting::default()),
+            network: default(NetworkSetting::default()),
+            credential_paths: default(None),
             merge_after_s: default(DEFAULT_MERGE_AFTER_S),
             log: default("info".to_owned()),
         }
@@ -284,6 +319,17 @@ impl DaemonConfig {
                 "min_free_mb" => {
                     self.min_free_mb = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
                 }
+                "max_processes" => {
+                    self.max_processes = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
+                }
+                "max_memory_mb" => {
+                    let value = Some(read_value(value).map_err(failed)?);
+                    self.max_memory_mb = ConfigSetting { value, origin };
+                }
+                "max_output_mb_per_min" => {
+                    let value = read_value(value).map_err(failed)?;
+                    self.max_output_mb_per_min = ConfigSetting { value, origin };
+                }
                 "remote_lease_s" => {
                     let value = read_seconds(value, REMOTE_LEASE_MAX_S).map_err(failed)?;
                     self.remote_lease_s = ConfigSetting { value, origin };
@@ -312,6 +358,16 @@ impl DaemonConfig {
                     self.prices = ConfigSetting { value: read_prices(value).map_err(failed)?, origin }
                 }
                 "mcp" => self.mcp = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
+                "sandbox" => {
+                    self.sandbox = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
+                }
+                "network" => {
+                    self.network = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
+                }
+                "credential_paths" => {
+                    let value = Some(read_paths(value).map_err(failed)?);
+                    self.credential_paths = ConfigSetting { value, origin };
+                }
                 "merge_after_s" => {
                     self.merge_after_s = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
                 }
@@ -392,6 +448,15 @@ fn read_addresses(value: Spanned<DeValue<'_>>) -> Result<Vec<ListenAddress>, tom
             Err(toml::de::Error::custom("`listen` needs at least one address"))
         }
         other => other.map_err(toml::de::Error::custom),
+    }
+}
+
+/// Paths that are absolute or below the home directory.
+fn read_paths(value: Spanned<DeValue<'_>>) -> Result<Vec<String>, toml::de::Error> {
+    let paths: Vec<String> = read_value(value)?;
+    match paths.iter().find(|path| !path.starts_with('/') && !path.starts_with("~/")) {
+        None => Ok(paths),
+        Some(path) => Err(toml::de::Error::custom(format!("`{path}` must be absolute, or begin with `~/`"))),
     }
 }
 
@@ -505,6 +570,9 @@ mod tests {
             ("listen = []", 1, "at least one"),
             ("agent = \"a\"\nagent = \"b\"", 2, "duplicate"),
             ("policy = \"perhaps\"", 1, "`ask`, `allow`, `deny`"),
+            ("sandbox = \"high\"", 1, "`workspace`"),
+            ("network = \"none\"", 1, "`off`"),
+            ("credential_paths = [\"keys\"]", 1, "`keys` must be absolute"),
             ("a = = b", 1, ""),
         ] {
             let files = TestConfigFiles::new(Some(text), None);

@@ -80,9 +80,19 @@ impl DaemonHome {
         self.path.join("worktrees")
     }
 
+    /// The folder of our records about worktrees and their repositories. No agent may write there.
+    pub fn git(&self) -> PathBuf {
+        self.path.join("git")
+    }
+
     /// The hashes of the tokens with which processes on other machines join.
     pub fn worker_tokens(&self) -> PathBuf {
         self.path.join("worker_tokens.json")
+    }
+
+    /// The hashes of the tokens of clients, with their roles.
+    pub fn client_tokens(&self) -> PathBuf {
+        self.path.join("client_tokens.json")
     }
 
     /// The folder in which `qd worker join` has the spools of agents that it holds for other daemons.
@@ -143,6 +153,7 @@ impl DaemonHome {
             self.tls(),
             self.workers(),
             self.worktrees(),
+            self.git(),
             self.mail(),
         ];
         for folder in folders {

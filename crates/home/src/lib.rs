@@ -6,12 +6,13 @@
 //! - `secrets`: the tokens, keys and variables in it.
 //! - `private_files`: files and folders that only their owner can read.
 //! - `config`: the settings, and where each comes from.
-//! - `config_edit`: changes one of them.
+//! - `config_edit`: changes one of them. `credential_paths`: where keys and credentials usually are.
 //! - `last_looks`: when the user last looked at each daemon.
 //! - `listen_address`: the addresses that a daemon listens on.
 
 mod config;
 mod config_edit;
+mod credential_paths;
 mod home;
 mod last_looks;
 mod listen_address;
@@ -21,6 +22,7 @@ mod secrets;
 mod test_home;
 
 pub use config::{ConfigEntry, ConfigError, ConfigSetting, DaemonConfig, SettingOrigin, user_config_file};
+pub use credential_paths::CREDENTIAL_PATHS;
 pub use home::DaemonHome;
 pub use last_looks::LastLook;
 pub use listen_address::{BadListenAddress, ListenAddress, UrlHost};

@@ -1,13 +1,14 @@
-//! Data that is derived from the events, so that all sessions can be searched and their usage summed up. It is kept in
-//! a database file of its own, `derived.db`, which can be deleted at any time: a missing, damaged or foreign file is
+//! Data that is derived from the events, so that all sessions can be searched, their usage summed up, and what somebody
+//! did listed. It is kept in a database file of its own, `derived.db`, which can be deleted at any time: a missing, damaged or foreign file is
 //! created anew, and filled again from the first event. The caller turns events into [`DerivedChange`]s; nothing here
 //! knows an event or reads the journal.
 //!
-//! In reading order: this file opens the database and keeps its connections; `changes` writes; `search` and `usage`
-//! read; `search_words` turns what a person typed into a query.
+//! In reading order: this file opens the database and keeps its connections; `changes` writes; `search`, `usage` and
+//! `audit` read; `search_words` turns what a person typed into a query.
 //!
 //! Design: docs/design/derived-data-in-its-own-file.md
 
+mod audit;
 mod changes;
 mod search;
 mod search_words;
@@ -23,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use qd_protocol::Seq;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+pub use audit::{AuditDocuments, AuditFilter};
 pub use changes::{DerivedChange, DerivedText};
 pub use search::{SearchFilter, SearchPosition};
 pub use search_words::{BadSearchWords, SearchWords};
@@ -39,7 +41,7 @@ const DERIVED_FILES: [&str; 3] = [DERIVED_FILE, "derived.db-wal", "derived.db-sh
 const DERIVED_APPLICATION_ID: i64 = 0x7164_6978;
 /// The version of the tables and of what is derived from each event. A file of another version is created anew, so a
 /// change to either needs only a higher number.
-const DERIVED_VERSION: i64 = 1;
+const DERIVED_VERSION: i64 = 2;
 /// Idle connections for reading that are kept open.
 const IDLE_READERS: usize = 2;
 /// Page cache of each connection in KiB.
@@ -49,7 +51,8 @@ const DERIVED_BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// `progress` has one row: the seq up to which all events are in the tables. `entries` are the texts that can be found.
 /// An entry's id is made of the seq of its event, so a higher id is newer and a rebuild gives the same ids. `open_texts`
-/// are the pieces of messages that are not finished.
+/// are the pieces of messages that are not finished. `audit` has a document of the caller for each event that somebody
+/// caused.
 const DERIVED_SCHEMA: &str = "
 CREATE TABLE progress(id INTEGER PRIMARY KEY CHECK(id = 1), seq INTEGER NOT NULL) STRICT;
 INSERT INTO progress VALUES (1, 0);
@@ -95,6 +98,16 @@ CREATE TABLE usage(
 ) STRICT;
 CREATE INDEX usage_by_session ON usage(session);
 CREATE INDEX usage_by_time ON usage(ts);
+CREATE TABLE audit(
+    seq INTEGER PRIMARY KEY,
+    session INTEGER,
+    workspace INTEGER,
+    ts INTEGER NOT NULL,
+    entry TEXT NOT NULL
+) STRICT;
+CREATE INDEX audit_by_session ON audit(session, seq) WHERE session IS NOT NULL;
+CREATE INDEX audit_by_workspace ON audit(workspace, seq) WHERE workspace IS NOT NULL;
+CREATE INDEX audit_by_time ON audit(ts, seq);
 ";
 
 /// Why the derived data could not be read or written. The journal is not affected.

@@ -371,6 +371,11 @@ impl Journal {
         self.read(move |db| lists::meta(db, key)).await
     }
 
+    /// All such values whose keys begin with `prefix`, in the order of their keys.
+    pub async fn meta_values(&self, prefix: &'static str) -> Result<Vec<Vec<u8>>, JournalReadError> {
+        self.read(move |db| lists::meta_values(db, prefix)).await
+    }
+
     /// Counts of open sessions, live sessions, unfinished runs and pending asks.
     pub async fn counts(&self) -> Result<JournalCounts, JournalReadError> {
         self.read(lists::counts).await

@@ -333,6 +333,14 @@ pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, Journa
         .optional()?)
 }
 
+/// The values whose keys begin with `prefix`.
+pub(crate) fn meta_values(db: &Connection, prefix: &str) -> Result<Vec<Vec<u8>>, JournalReadError> {
+    let mut statement =
+        db.prepare_cached("SELECT value FROM meta WHERE substr(key, 1, length(?1)) = ?1 ORDER BY key")?;
+    let values = statement.query_map([prefix], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    Ok(values)
+}
+
 /// The tables that a reference can point into: the kind, the prefix of its ids, and the query that finds a match's id,
 /// workspace and session.
 const REFERENCE_TABLES: [(ReferenceKind, &str, &str); 5] = [

@@ -1,6 +1,8 @@
 //! The rows that lists are built from, and the SQL that changes them. A change is applied in the transaction of the
 //! events that caused it. The content of the `doc` columns is up to the caller.
 
+use std::borrow::Cow;
+
 use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, params};
 
@@ -139,7 +141,7 @@ pub enum RowChange {
     /// Sets a value that belongs to the daemon as a whole. Keys that begin with `keep.` survive a rebuild; the others
     /// are rebuilt from events.
     Meta {
-        key: &'static str,
+        key: Cow<'static, str>,
         /// Absent: deletes the key.
         value: Option<Vec<u8>>,
     },
@@ -191,11 +193,11 @@ impl RowChange {
             }
             Self::Meta { key, value: Some(value) } => {
                 db.prepare_cached("INSERT OR REPLACE INTO meta(key, value) VALUES (?1, ?2)")?
-                    .execute(params![key, value])?;
+                    .execute(params![key.as_ref(), value])?;
                 Ok(())
             }
             Self::Meta { key, value: None } => {
-                db.prepare_cached("DELETE FROM meta WHERE key = ?1")?.execute([key])?;
+                db.prepare_cached("DELETE FROM meta WHERE key = ?1")?.execute([key.as_ref()])?;
                 Ok(())
             }
             Self::Purge { session } => purge(db, *session, head),

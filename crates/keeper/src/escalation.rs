@@ -75,6 +75,11 @@ impl KillEscalation {
         }
     }
 
+    /// Whether the grace period is over.
+    pub(crate) fn is_killing(&self) -> bool {
+        matches!(self.stage, EscalationStage::Killing { .. })
+    }
+
     /// Scans for the targets and does what is due. `scan` visits each of them and returns whether the scan was calm,
     /// see [`procfs::walk_descendants`].
     pub(crate) fn step(

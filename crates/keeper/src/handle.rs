@@ -15,6 +15,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use qd_protocol::limits::KILL_S;
+use qd_sandbox::SandboxPlan;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use tokio::io::Interest;
@@ -60,6 +61,9 @@ pub enum KeeperError {
     /// The program exists but could not be started.
     #[error("{0}")]
     Refused(String),
+    /// The machine cannot confine programs as the plan asks.
+    #[error("{0}")]
+    NotConfined(String),
     #[error("the pipes to a child process could not be opened: {0}")]
     NoPipe(#[source] io::Error),
 }
@@ -94,6 +98,22 @@ impl KeeperHandle {
         let connection = KeeperConnection::new(child, ours, queue).map_err(KeeperError::NotStarted)?;
         let task = tokio::spawn(connection.run());
         Ok(Self { requests, pid, mark: mark.to_owned(), task })
+    }
+
+    /// Like [`Self::start`], for a keeper that starts everything in a sandbox of this plan.
+    pub async fn start_confined(exe: &Path, mark: &str, plan: SandboxPlan) -> Result<Self, KeeperError> {
+        if serde_json::to_value(&plan).is_err() {
+            return Err(KeeperError::NotConfined("a path of its sandbox is not UTF-8".to_owned()));
+        }
+        let keeper = Self::start(exe, mark).await?;
+        match send_command(&keeper.requests, KeeperCommand::Confine(Box::new(plan))).await {
+            Ok(KeeperReply::Done) => Ok(keeper),
+            Ok(KeeperReply::Failed { message, .. }) => {
+                keeper.close().await;
+                Err(KeeperError::NotConfined(message))
+            }
+            _ => Err(KeeperError::Lost),
+        }
     }
 
     pub fn pid(&self) -> u32 {

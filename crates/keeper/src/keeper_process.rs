@@ -18,9 +18,10 @@ use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
 };
-use rustix::process::{Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
+use crate::confinement::KeeperConfinement;
 use crate::escalation::{CALM_SCANS, DEAD_MAX, EscalationStep, KillEscalation, ProcessVisitor, poll_until};
 use crate::launch::{LaunchError, launch};
 use crate::ledger::ProcessLedger;
@@ -66,6 +67,8 @@ struct KeeperProcess {
     /// Replies that the worker has not read yet. Bounded by the number of its requests.
     unsent: Vec<u8>,
     ledger: ProcessLedger,
+    /// The sandbox of everything that we start, if the worker has asked for one.
+    confinement: Option<KeeperConfinement>,
     sweeps: Vec<ActiveSweep>,
     is_worker_gone: bool,
 }
@@ -106,6 +109,7 @@ impl KeeperProcess {
             descriptors: VecDeque::new(),
             unsent: Vec::new(),
             ledger: ProcessLedger::default(),
+            confinement: None,
             sweeps: Vec::new(),
             is_worker_gone: false,
         })
@@ -196,6 +200,16 @@ impl KeeperProcess {
 
     fn apply_command(&mut self, NumberedLine { id, body }: NumberedLine<KeeperCommand>) {
         match body {
+            KeeperCommand::Confine(plan) => {
+                let reply = match KeeperConfinement::start(*plan) {
+                    Ok(confinement) => {
+                        self.confinement = Some(confinement);
+                        KeeperReply::Done
+                    }
+                    Err(error) => KeeperReply::Failed { message: error.to_string(), not_found: false },
+                };
+                self.queue_reply(id, reply);
+            }
             KeeperCommand::Start { launch, in_turn } => {
                 let reply =
                     self.start_child(id, &launch, in_turn).unwrap_or_else(|error| KeeperReply::Failed {
@@ -242,7 +256,7 @@ impl KeeperProcess {
         if !in_turn {
             self.ledger.prepare_agent_start(&self.process_tree());
         }
-        let pid = launch(spec, descriptors)?;
+        let pid = launch(spec, descriptors, self.confinement.as_mut())?;
         // The child cannot disappear before we reap it, and even a zombie has a start time.
         let start_ticks = procfs::start_ticks(pid).unwrap_or_default();
         let name = procfs::name(pid).unwrap_or_default();
@@ -269,8 +283,16 @@ impl KeeperProcess {
         for mut active in std::mem::take(&mut self.sweeps) {
             if active.wait.is_none() {
                 let ActiveSweep { sweep, escalation, .. } = &mut active;
-                match escalation.step(Instant::now(), |visit| self.visit_targets(sweep, visit)) {
+                let step = escalation.step(Instant::now(), |visit| self.visit_targets(sweep, visit));
+                if sweep.scope == SweepScope::All && escalation.is_killing() {
+                    // Whatever the scan has missed dies with the init.
+                    self.confinement.iter().for_each(KeeperConfinement::kill);
+                }
+                match step {
                     EscalationStep::Over(result) => {
+                        if sweep.scope == SweepScope::All && result.survivors.is_empty() {
+                            self.end_sandbox();
+                        }
                         finished.push((active.id, result));
                         continue;
                     }
@@ -318,6 +340,9 @@ impl KeeperProcess {
         self.reap();
         let mut selector = self.ledger.target_selector(*scope, |process| procfs::is_named(process, spare));
         procfs::walk_descendants(std::process::id(), DEAD_MAX, |node| {
+            if self.is_sandbox_init(&node) {
+                return ControlFlow::Continue(());
+            }
             if selector.is_target(&node) { visit(&node.process) } else { ControlFlow::Continue(()) }
         })
     }
@@ -326,16 +351,44 @@ impl KeeperProcess {
     fn reap(&mut self) -> bool {
         for _ in 0..REAP_BATCH {
             let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { return true };
-            let exit = ChildExit { status: status.exit_status(), signal: status.terminating_signal() };
-            if let Some(id) = self.ledger.record_reaped(pid.as_raw_nonzero().get().unsigned_abs()) {
-                self.queue_reply(id, KeeperReply::Exited(exit));
-            }
+            self.record_reaped(pid, status);
         }
         false
     }
 
+    fn record_reaped(&mut self, pid: Pid, status: WaitStatus) {
+        let pid = pid.as_raw_nonzero().get().unsigned_abs();
+        let exit = ChildExit { status: status.exit_status(), signal: status.terminating_signal() };
+        if let Some(id) = self.ledger.record_reaped(pid) {
+            self.queue_reply(id, KeeperReply::Exited(exit));
+        }
+        if let Some(confinement) = &mut self.confinement {
+            confinement.record_reaped(pid);
+        }
+    }
+
+    /// Ends the sandbox, in which nothing is left, and waits for its init. The kernel lets an init die only when all
+    /// others inside are reaped, so whatever dies meanwhile is reaped too.
+    fn end_sandbox(&mut self) {
+        self.confinement.iter().for_each(KeeperConfinement::kill);
+        while self.confinement.as_ref().is_some_and(KeeperConfinement::is_running) {
+            match rustix::process::wait(WaitOptions::empty()) {
+                Ok(Some((pid, status))) => self.record_reaped(pid, status),
+                Err(Errno::INTR) | Ok(None) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Everything below us, except the sandbox's init, which is a part of the keeper.
     fn process_tree(&self) -> Vec<procfs::ProcessNode> {
-        procfs::process_tree(std::process::id())
+        let mut tree = procfs::process_tree(std::process::id());
+        tree.retain(|node| !self.is_sandbox_init(node));
+        tree
+    }
+
+    fn is_sandbox_init(&self, node: &procfs::ProcessNode) -> bool {
+        self.confinement.as_ref().is_some_and(|confinement| confinement.is_init(node.process.pid))
     }
 
     fn queue_reply(&mut self, id: u64, body: KeeperReply) {

@@ -1,5 +1,5 @@
-//! Starts a child of the keeper by `posix_spawn`, with exactly the given descriptors, environment and directory. It
-//! knows nothing about turns, and nothing about a child once it runs.
+//! Starts a child of the keeper, by `posix_spawn` or in the keeper's sandbox, with exactly the given descriptors,
+//! environment and directory. It knows nothing about turns, and nothing about a child once it runs.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,6 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use qd_sandbox::ConfinedProgram;
+
+use crate::confinement::KeeperConfinement;
 use crate::wire::{DESCRIPTORS, LaunchSpec};
 
 /// The search path if the child's environment has no `PATH`.
@@ -28,19 +31,34 @@ pub(crate) enum LaunchError {
     Refused(String, io::Error),
 }
 
-/// Starts a program and returns its pid.
-pub(crate) fn launch(launch: &LaunchSpec, descriptors: [OwnedFd; DESCRIPTORS]) -> Result<u32, LaunchError> {
+/// Starts a program, in the sandbox if there is one, and returns its pid.
+pub(crate) fn launch(
+    launch: &LaunchSpec,
+    descriptors: [OwnedFd; DESCRIPTORS],
+    confinement: Option<&mut KeeperConfinement>,
+) -> Result<u32, LaunchError> {
     let (name, arguments) = launch.argv.split_first().ok_or(LaunchError::Empty)?;
     if !launch.cwd.is_dir() {
         return Err(LaunchError::NoFolder(launch.cwd.clone()));
     }
     let path = launch.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
     let program = find_program(name, path, &launch.cwd).ok_or_else(|| LaunchError::NotFound(name.clone()))?;
+    let refused = |error| LaunchError::Refused(name.clone(), error);
+    let arg0 = launch.arg0.as_ref().unwrap_or(name);
+    if let Some(confinement) = confinement {
+        let program = ConfinedProgram {
+            path: program,
+            arguments: std::iter::once(arg0).chain(arguments).cloned().collect(),
+            env: launch.env.clone(),
+            cwd: launch.cwd.clone(),
+        };
+        return confinement.spawn(&program, &descriptors).map_err(refused);
+    }
     let [stdin, stdout, stderr] = descriptors.map(Stdio::from);
     // The program is given by its full path: with a changed `PATH`, `Command` would have to fork instead of using the
     // faster `posix_spawn`.
     let child = Command::new(program)
-        .arg0(launch.arg0.as_ref().unwrap_or(name))
+        .arg0(arg0)
         .args(arguments)
         .env_clear()
         .envs(&launch.env)
@@ -51,7 +69,7 @@ pub(crate) fn launch(launch: &LaunchSpec, descriptors: [OwnedFd; DESCRIPTORS]) -
         // A group of its own, or a child that signals its group would hit the keeper.
         .process_group(0)
         .spawn()
-        .map_err(|error| LaunchError::Refused(name.clone(), error))?;
+        .map_err(refused)?;
     Ok(child.id())
 }
 

@@ -5,7 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::hash::{Hash, Hasher};
-use std::io;
+use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -99,6 +99,19 @@ pub fn children(pid: u32) -> Vec<u32> {
     ChildLookup::detect().children(pid)
 }
 
+/// The process below this one that has the given pid in its own PID namespace.
+pub fn find_by_inner_pid(root: u32, inner: u32) -> Option<u32> {
+    let inner = inner.to_string();
+    let is_known_as = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        // One pid for each namespace, the innermost last.
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let pids: Vec<&str> = pids.split_whitespace().collect();
+        matches!(pids[..], [_, .., last] if last == inner).then_some(pid)
+    };
+    descendants(root).into_iter().find_map(|process| is_known_as(process.pid))
+}
+
 /// All living processes below this one, parents before their children. Order and completeness are guaranteed only if no
 /// process forks or dies meanwhile; otherwise some may be missed, and are found the next time.
 pub fn descendants(pid: u32) -> Vec<ProcessIdentity> {
@@ -121,6 +134,16 @@ pub fn ancestry(pid: u32) -> impl Iterator<Item = Option<u32>> {
 pub fn is_started_as(pid: u32, part: &str) -> bool {
     let Ok(arguments) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
     arguments.split(|byte| *byte == 0).nth(1) == Some(part.as_bytes())
+}
+
+/// The arguments that a process was started with, its program first, as far as they are in the first `max` bytes. Any
+/// process can write what it likes there, so they are only ever shown.
+pub fn arguments(pid: u32, max: u64) -> Option<Vec<String>> {
+    let mut bytes = Vec::new();
+    fs::File::open(format!("/proc/{pid}/cmdline")).ok()?.take(max).read_to_end(&mut bytes).ok()?;
+    let bytes = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
+    let arguments = bytes.split(|byte| *byte == 0).map(|part| String::from_utf8_lossy(part).into_owned());
+    (!bytes.is_empty()).then(|| arguments.collect())
 }
 
 /// The living processes of our own user that were started with this mark in their environment.

@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use qd_sandbox::SandboxPlan;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -119,6 +120,8 @@ impl<T: Serialize> NumberedLine<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KeeperCommand {
+    /// Start all later programs in a sandbox.
+    Confine(Box<SandboxPlan>),
     /// Start a program. It is then known by the id of this request.
     Start {
         launch: LaunchSpec,
@@ -152,7 +155,7 @@ pub(crate) enum KeeperReply {
     Started {
         pid: u32,
     },
-    /// The program could not be started.
+    /// The program, or the sandbox, could not be started.
     Failed {
         message: String,
         /// The program does not exist.

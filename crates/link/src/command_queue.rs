@@ -114,6 +114,7 @@ mod tests {
             number: EventNumber(number),
             run: run(name),
             prompt: String::new(),
+            mode: None,
             files: Vec::new(),
             messages: Vec::new(),
             limits: TurnLimits::default(),

@@ -44,6 +44,11 @@ pub fn fit_update(update: &mut AgentUpdate) {
             // A truncated id would be useless, so it is dropped.
             agent_session_id.take_if(|id| escaped_len(id) > HEAD_MAX);
         }
+        AgentUpdate::Confined(report) => {
+            if let Some(why) = &mut report.why {
+                fit_text(why, HEAD_MAX);
+            }
+        }
         AgentUpdate::Turn { update: turn_update, .. } => fit_turn_update(turn_update),
         AgentUpdate::Ask { ask, .. } => self::fit_ask(ask),
         AgentUpdate::TurnEnded { outcome, .. } => self::fit_outcome(outcome),
@@ -70,10 +75,13 @@ fn fit_turn_update(update: &mut TurnUpdate) {
         TurnUpdate::ToolOutput { call_id, .. } => fit_text(call_id, HEAD_MAX),
         TurnUpdate::Plan { entries } => fit_plan(entries),
         TurnUpdate::Notice { text: notice, .. } => fit_text(notice, INLINE_MAX),
+        TurnUpdate::Mode { mode } => fit_text(mode, HEAD_MAX),
         TurnUpdate::Text { .. }
         | TurnUpdate::Thought { .. }
         | TurnUpdate::Usage { .. }
-        | TurnUpdate::ModelCall => {}
+        | TurnUpdate::ModelCall
+        | TurnUpdate::Context(_)
+        | TurnUpdate::Compacted { .. } => {}
     }
 }
 

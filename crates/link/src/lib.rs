@@ -25,6 +25,7 @@ mod executor_link;
 mod file_spool;
 mod link_connection;
 mod local;
+mod output_rate;
 mod proof;
 pub mod record;
 mod spool;

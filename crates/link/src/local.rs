@@ -4,16 +4,20 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::RunError;
-use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, UpdateNumber};
+use qd_protocol::limits::SMALL_EVENT_BYTES;
+use qd_protocol::link::{AgentCommand, AgentExitReason, AgentUpdate, TurnUpdate, UpdateNumber};
 use qd_worker_sdk::executor::panic_message;
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
 
 use crate::command_queue::CommandQueue;
-use crate::update_window::{NumberedUpdate, UpdateWindow, split_update};
+use crate::output_rate::{OutputRate, RateWait};
+use crate::update_window::{NumberedUpdate, UpdateWindow, approximate_bytes, split_update};
 
 /// The session has released its agent and reads no more updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +56,7 @@ fn local_link_with_filter(
             window: UpdateWindow::starting_after(after),
             filter: OptionalOutputFilter(filter),
             commands: CommandQueue::default(),
+            rate: None,
             session_released: false,
             agent_ended: false,
         }),
@@ -100,6 +105,12 @@ impl AgentEndpoint {
         self.output.send(update).await
     }
 
+    /// Limits what the agent may report in a minute. Beyond it, [`AgentOutput::send`] waits.
+    pub fn limit_output(&self, bytes_per_minute: u64) {
+        let rate = OutputRate::new(bytes_per_minute, Instant::now());
+        self.output.shared.lock().rate = Some(Box::new(rate));
+    }
+
     /// A handle that can send updates while this end waits for commands.
     pub fn output(&self) -> AgentOutput {
         self.output.clone()
@@ -138,11 +149,16 @@ pub struct AgentOutput {
 }
 
 impl AgentOutput {
-    /// Sends an update. It waits while the window is full, which is how a slow journal slows the agent down. Replies
+    /// Sends an update. It waits while the window is full, which is how a slow journal slows the agent down, and while
+    /// the agent has reported more than it may in a minute. Replies
     /// to a command (a terminal, a steer taken or missed, an ask delivered) never wait. If the wait is cancelled, the
     /// rest of a long text is not sent. Two clones keep no order between each other.
     pub async fn send(&self, update: AgentUpdate) -> Result<(), LinkClosed> {
         for piece in split_update(update) {
+            if let Some(wait) = self.shared.count_output(&piece) {
+                // In a box, because few agents ever wait, and each would hold the space for it.
+                Box::pin(tokio::time::sleep(wait)).await;
+            }
             self.send_piece(piece).await?;
         }
         // Without this, an agent that never waits would keep its own task from seeing a cancel.
@@ -277,6 +293,8 @@ struct LocalLinkState {
     window: UpdateWindow,
     filter: OptionalOutputFilter,
     commands: CommandQueue,
+    /// How fast the agent may report, if that is limited.
+    rate: Option<Box<OutputRate>>,
     session_released: bool,
     /// The [`AgentEndpoint`] is dropped.
     agent_ended: bool,
@@ -286,6 +304,24 @@ impl LocalLinkShared {
     /// Nothing that runs under the lock can leave the state half changed, not even by a panic.
     fn lock(&self) -> MutexGuard<'_, LocalLinkState> {
         self.state.lock()
+    }
+
+    /// Counts output of the agent, and returns how long it has to wait. When it first has to, a notice says so.
+    fn count_output(&self, piece: &AgentUpdate) -> Option<Duration> {
+        let AgentUpdate::Turn { run, .. } = piece else { return None };
+        let mut state = self.lock();
+        // What is merged with the text before it becomes no event of its own.
+        let own_event = if state.window.merges_with_last(piece) { 0 } else { SMALL_EVENT_BYTES };
+        let bytes = own_event.saturating_add(approximate_bytes(piece) as u64);
+        let RateWait { wait, is_news } = state.rate.as_mut()?.count(bytes, Instant::now())?;
+        if is_news {
+            let text = "the agent says more than it may in a minute; it is slowed down, and nothing is lost";
+            let notice = TurnUpdate::limit_notice("AGENT_OUTPUT_MB_PER_MIN", text);
+            state.window.push(AgentUpdate::Turn { run: run.clone(), update: notice });
+            drop(state);
+            self.output_ready.notify_one();
+        }
+        Some(wait)
     }
 
     /// Takes a piece, or gives it back if the window is full.

@@ -63,7 +63,7 @@ impl UpdateWindow {
         }
     }
 
-    fn merges_with_last(&self, update: &AgentUpdate) -> bool {
+    pub(crate) fn merges_with_last(&self, update: &AgentUpdate) -> bool {
         self.updates.last().is_some_and(|last| can_merge(&last.update, update))
     }
 
@@ -87,6 +87,7 @@ impl UpdateWindow {
             // Asks may wait beyond the window, so that a question is not blocked by the text before it.
             AgentUpdate::Ask { .. } => self.updates.len() < LINK_WINDOW + PENDING_ASKS_MAX,
             AgentUpdate::Ready { .. }
+            | AgentUpdate::Confined(_)
             | AgentUpdate::AskWithdrawn { .. }
             | AgentUpdate::AskDelivered { .. }
             | AgentUpdate::SteerTaken { .. }
@@ -200,7 +201,11 @@ pub(crate) fn approximate_bytes(update: &AgentUpdate) -> usize {
         TurnUpdate::Plan { entries } => {
             entries.iter().map(|entry| entry.content.len() + entry.status.len()).sum()
         }
-        TurnUpdate::Usage { .. } | TurnUpdate::ModelCall => 0,
+        TurnUpdate::Mode { mode } => mode.len(),
+        TurnUpdate::Usage { .. }
+        | TurnUpdate::ModelCall
+        | TurnUpdate::Context(_)
+        | TurnUpdate::Compacted { .. } => 0,
     }
 }
 

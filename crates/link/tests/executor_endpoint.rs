@@ -103,6 +103,7 @@ fn prompt(number: u64, prompt: &str) -> AgentCommand {
         number: EventNumber(number),
         run: run(),
         prompt: prompt.to_owned(),
+        mode: None,
         files: Vec::new(),
         messages: Vec::new(),
         limits: TurnLimits::default(),

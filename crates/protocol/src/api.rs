@@ -1,6 +1,8 @@
 //! Requests and responses of the HTTP API. The docs of these types and fields are the descriptions in `openapi.json`,
 //! so they are written for users of the API.
 
+mod storage;
+mod tokens;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -9,15 +11,18 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::event::{
-    Ask, Event, FinishReason, FleetMembership, MessageFinish, MessagePart, MessageRole, ResolvedBy, RunError,
-    TokenUsage,
+    Ask, ContextUsage, Event, FinishReason, FleetMembership, MessageFinish, MessagePart, MessageRole,
+    ResolvedBy, RunError, TokenUsage,
 };
-use crate::ids::{MessageId, RunId, Seq, SessionId, WorkspaceId};
+use crate::ids::{AccountId, MessageId, RunId, Seq, SessionId, WorkspaceId};
 use crate::mail::MailDelivery;
 use crate::policy::{Policy, PolicyRule};
+use crate::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
 use crate::text::BlobRef;
 use crate::time::Millis;
 
+pub use self::storage::{GcReport, GcRequest, JournalCheckReport, JournalDamage};
+pub use self::tokens::{ClientToken, CreatedClientToken, NewClientToken, TokenRole};
 pub use self::workers::{
     CreatedWorkerToken, JoinedWorker, NewWorkerToken, ProcessSummary, Worker, WorkerToken,
 };
@@ -89,6 +94,9 @@ pub struct NewSession {
     /// Model that the agent should use, by the agent's own name for it. Defaults to the agent's own choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// Mode that the agent should be in, one of its `modes`, such as `plan`. Defaults to the mode in which it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     /// System prompt for the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
@@ -105,6 +113,13 @@ pub struct NewSession {
     /// Whether the agent gets the tools of `qd mcp`. Defaults to the daemon's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
+    /// How strongly the agent is confined. Defaults to its manifest's level, then to the daemon's `sandbox` setting, which
+    /// is `auto` unless changed. A level other than `auto` that this machine cannot give is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSetting>,
+    /// Whether the agent reaches the network. Without it, it still reaches the hosts of its model that its manifest names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkSetting>,
     /// Budget in US dollars for the session and all sessions below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
@@ -123,6 +138,9 @@ pub struct NewSession {
     /// Seconds for which a crash counts towards `restarts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_window_s: Option<f64>,
+    /// MiB that the agent may report in all. Defaults to 4096.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_journal_mb: Option<u64>,
     /// Environment variables for the agent. Their values are never shown again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -144,9 +162,18 @@ pub struct SessionPatch {
     /// New model, by the agent's own name for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// New mode, one of the agent's `modes`. It applies from the next prompt on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     /// New policy. It applies to later asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
+    /// How strongly the agent is confined, from its next start on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSetting>,
+    /// Whether the agent reaches the network, from its next start on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkSetting>,
     /// New budget in US dollars for the session and all sessions below it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub budget_usd: Option<Option<f64>>,
@@ -165,6 +192,9 @@ pub struct SessionPatch {
     /// Seconds for which a crash counts towards `restarts`.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub restart_window_s: Option<Option<f64>>,
+    /// New number of MiB that the agent may report in all.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
+    pub max_journal_mb: Option<Option<u64>>,
 }
 
 /// Tells `null` (`Some(None)`) from an absent field (`None`): serde calls this only for a field that is present.
@@ -179,7 +209,8 @@ fn deserialize_nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 #[serde(rename_all = "snake_case")]
 #[schema(as = SessionState)]
 pub enum SessionStatus {
-    /// No run is active. Queued runs may be waiting for the end of a halt or for a free agent slot.
+    /// No run is active. Queued runs may be waiting for the end of a halt, for the reset of a quota, or for a free agent
+    /// slot.
     Idle,
     /// A run is next, and its agent is not ready yet.
     Starting,
@@ -210,6 +241,9 @@ pub struct Session {
     pub fleet: Option<FleetMembership>,
     /// Model that the agent should use, by the agent's own name for it.
     pub model: Option<String>,
+    /// The agent's mode. Absent as long as it is in the mode in which it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     /// System prompt for the agent.
     pub system_prompt: Option<String>,
     /// What the agent may do without approval.
@@ -218,6 +252,9 @@ pub struct Session {
     pub queued: u32,
     /// Total usage of all runs of the session.
     pub usage: TokenUsage,
+    /// How full the context of the agent's model is. Absent until the agent reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextUsage>,
     /// The agent's own id for the conversation.
     pub agent_session_id: Option<String>,
     /// Path of the session's git worktree, if it has one.
@@ -225,6 +262,9 @@ pub struct Session {
     /// Whether the agent gets the tools of `qd mcp`. Absent if the session leaves it to the daemon's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
+    /// How strongly the agent is confined. Responses always have it; rows only if it is not the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SessionSandbox>,
     /// Budget in US dollars for the session and all sessions below it.
     pub budget_usd: Option<f64>,
     /// Maximum number of model calls in one run.
@@ -237,6 +277,9 @@ pub struct Session {
     pub restarts: Option<u32>,
     /// Seconds for which a crash counts towards `restarts`.
     pub restart_window_s: Option<f64>,
+    /// MiB that the agent may report in all; absent if it is the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_journal_mb: Option<u64>,
     /// Names of the environment variables given to the agent. Their values are never shown.
     pub env: Vec<String>,
     /// How mail without its own `deliver` reaches the session.
@@ -245,6 +288,13 @@ pub struct Session {
     /// Cost in US dollars of this session and all sessions below it. Present only with `?tree=true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree_cost_usd: Option<f64>,
+    /// The account that the agent uses: the agent with its login. Sessions of the same account share its quota. Absent in
+    /// what earlier releases stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<AccountId>,
+    /// When the quota of its account resets. Present only while it is exhausted: until then no run of the session starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_until: Option<Millis>,
     /// True if the session takes no more prompts and closes when its last run has ended.
     pub closing: bool,
     /// The run that the session is working on, or starts next. Absent if no prompt is waiting or in progress.
@@ -259,6 +309,22 @@ pub struct Session {
     pub created_at: Millis,
     /// Time of the last change.
     pub updated_at: Millis,
+}
+
+/// How strongly a session's agent is confined.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct SessionSandbox {
+    /// The level that was asked for. Until the agent first starts, only what the session itself asks for is known.
+    pub asked: SandboxSetting,
+    /// The level in force since the agent's last start. Absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<SandboxLevel>,
+    /// Whether the agent reaches the network.
+    #[serde(default)]
+    pub network: NetworkSetting,
+    /// Why the agent is not confined although nobody asked for `off`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// The run that a session is working on, or starts next.
@@ -556,6 +622,21 @@ pub struct HaltStatus {
     pub since: Option<Millis>,
 }
 
+/// The exhausted quota of an account. Until it resets, no run of the account's sessions starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(as = Quota)]
+pub struct AccountQuota {
+    pub account: AccountId,
+    /// Name of the agent.
+    pub agent: String,
+    /// When the quota resets, as the agent said.
+    pub until: Millis,
+    /// When the agent said so.
+    pub since: Millis,
+    /// The session whose agent said so.
+    pub session_id: SessionId,
+}
+
 /// An agent, as listed by `GET /v1/agents`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Agent {
@@ -598,6 +679,12 @@ pub struct Agent {
     pub cost: CostReport,
     /// Session settings that the agent supports, besides those that Quarterdeck enforces itself.
     pub settings: Vec<String>,
+    /// The modes that a session can choose for the agent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modes: Vec<String>,
+    /// Modes in which the agent acts without asking. No session can choose them, because its policy could not hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused_modes: Vec<String>,
     /// Environment variables that `qd run` passes on from the caller's environment. A `*` at the end of a name matches
     /// the rest of it.
     pub env: Vec<String>,
@@ -680,106 +767,4 @@ pub enum ReferenceKind {
     Run,
     Ask,
     Fleet,
-}
-
-/// Response of `GET /v1/gc`: what the home stores and what could be freed. Response of `POST /v1/gc`: the same, and how
-/// much was freed.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-#[schema(as = Gc)]
-pub struct GcReport {
-    /// Size of the journal with its write-ahead log, in bytes.
-    pub journal_bytes: u64,
-    /// Size of the texts and files stored beside the journal, in bytes.
-    pub blob_bytes: u64,
-    /// Size of `derived.db`, the index that searches and usage sums are answered from, in bytes.
-    #[serde(default)]
-    pub derived_bytes: u64,
-    /// Unused space inside `derived.db`, in bytes. It is reused, or given back to the disk.
-    #[serde(default)]
-    pub derived_unused_bytes: u64,
-    /// Size of the daemon's log file, in bytes.
-    pub log_bytes: u64,
-    /// Sessions that have been closed for at least `older_than_days`.
-    pub closed_sessions: u64,
-    /// Events of these sessions.
-    pub closed_events: u64,
-    /// Stored files that no event refers to, once these sessions are gone.
-    pub loose_blobs: u64,
-    /// Size of these files, in bytes.
-    pub loose_blob_bytes: u64,
-    /// Events of streamed text that become part of another one when they are merged. Readers see no difference.
-    #[serde(default)]
-    pub mergeable_events: u64,
-    /// Size of these events, in bytes, about.
-    #[serde(default)]
-    pub mergeable_bytes: u64,
-    /// Unused space inside the journal's file, in bytes. It is reused, or given back to the disk.
-    #[serde(default)]
-    pub unused_bytes: u64,
-    /// Whether the space was freed. False if it was only counted.
-    pub done: bool,
-    /// Bytes that were freed.
-    pub freed_bytes: u64,
-}
-
-/// Body of `POST /v1/gc` and query of `GET /v1/gc`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct GcRequest {
-    /// Only sessions that have been closed for this many days are deleted.
-    #[serde(default = "default_gc_days")]
-    pub older_than_days: u32,
-}
-
-fn default_gc_days() -> u32 {
-    30
-}
-
-/// What a check of the journal found. Returned by `GET /v1/journal/check`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-#[schema(as = JournalCheck)]
-pub struct JournalCheckReport {
-    /// When the check ended.
-    pub checked_at: Millis,
-    /// Rows that were read.
-    pub rows: u64,
-    /// Bytes of these rows.
-    pub bytes: u64,
-    /// The damaged places; empty if the journal is sound.
-    pub damage: Vec<JournalDamage>,
-}
-
-/// A place in the journal that cannot be read, or holds something that was never written.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct JournalDamage {
-    /// The table in `journal.db`. `events` are the source of truth.
-    pub table: String,
-    /// The first damaged key. For `events` it is a seq. Absent if it is unknown.
-    pub first: Option<u64>,
-    /// The last damaged key. Absent if it is unknown, or if everything from `first` on is damaged.
-    pub last: Option<u64>,
-    /// The sessions whose events are damaged, as far as they are known.
-    pub sessions: Vec<String>,
-    /// Whether `qd doctor --rebuild` recreates the table from the events.
-    pub rebuildable: bool,
-    /// What SQLite says about it.
-    pub detail: String,
-}
-
-impl std::fmt::Display for JournalDamage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the table {} is damaged", self.table)?;
-        let unit = if self.table == "events" { "seq" } else { "row" };
-        match (self.first, self.last) {
-            (Some(first), Some(last)) if first == last => write!(f, " at {unit} {first}")?,
-            (Some(first), Some(last)) => write!(f, " from {unit} {first} to {last}")?,
-            (Some(first), None) => write!(f, " from {unit} {first} on")?,
-            (None, _) => {}
-        }
-        if !self.sessions.is_empty() {
-            write!(f, ", in events of {}", self.sessions.join(", "))?;
-        }
-        write!(f, ": {}", self.detail)
-    }
 }

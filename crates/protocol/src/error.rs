@@ -49,6 +49,10 @@ codes! {
     InvalidFleet = "invalid_fleet", 400;
     /// The token is missing or wrong.
     Unauthorized = "unauthorized", 401;
+    /// The token is no longer valid.
+    TokenExpired = "token_expired", 401;
+    /// The role or the workspace of the token does not allow this. The details say which role would.
+    RoleNotAllowed = "role_not_allowed", 403;
     /// The `Host` header is not a name of this daemon.
     HostNotAllowed = "host_not_allowed", 403;
     /// The request comes from a foreign web page.
@@ -71,6 +75,8 @@ codes! {
     Busy = "busy", 409;
     /// The session takes no more prompts.
     SessionClosed = "session_closed", 409;
+    /// The agent of the session has said as much as it may.
+    JournalLimit = "journal_limit", 409;
     /// The run id was already used with another session, prompt or attachments.
     RunIdConflict = "run_id_conflict", 409;
     /// No run is active that could be steered.
@@ -89,6 +95,8 @@ codes! {
     AskChanged = "ask_changed", 409;
     /// The agent is known but cannot start here.
     AgentUnavailable = "agent_unavailable", 409;
+    /// The agent cannot be confined as strongly as was asked for. The details have the level and what is missing.
+    SandboxUnavailable = "sandbox_unavailable", 409;
     /// A setting of the agent lets it act without asking, and cannot be overridden. The details name the setting.
     AgentOverridesPolicy = "agent_overrides_policy", 409;
     /// An open session already has the agent's conversation. `details` has its `session_id`.
@@ -97,12 +105,16 @@ codes! {
     NoTerminal = "no_terminal", 409;
     /// The session has no worktree, or it has not been created yet.
     NoWorktree = "no_worktree", 409;
+    /// What connects the worktree with its repository was changed since it was created. Nothing was done with it.
+    WorktreeChanged = "worktree_changed", 409;
     /// Both sides changed the same files in conflicting ways. Nothing was changed.
     MergeConflict = "merge_conflict", 409;
     /// The worktree holds work that exists nowhere else.
     UnmergedWork = "unmerged_work", 409;
     /// Git cannot do this in the current state. The message says what is in the way.
     GitRefused = "git_refused", 409;
+    /// Another token has this name.
+    TokenNameTaken = "token_name_taken", 409;
     /// The same `Idempotency-Key` came with another request.
     IdempotencyConflict = "idempotency_conflict", 409;
     /// The mail id was already used for another message.
@@ -113,6 +125,8 @@ codes! {
     BodyTooLarge = "body_too_large", 413;
     /// Too many prompts are already queued in this session.
     QueueFull = "queue_full", 429;
+    /// As many asks of the session are open as may be.
+    TooManyAsks = "too_many_asks", 429;
     /// The agent has created as many sessions as it may.
     TooManySessions = "too_many_sessions", 429;
     /// The mailbox already holds too many undelivered messages.

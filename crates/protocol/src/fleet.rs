@@ -12,6 +12,7 @@ use crate::event::{FinishReason, SessionLimits};
 use crate::ids::{FleetId, SessionId, WorkspaceId};
 use crate::mail::MailDelivery;
 use crate::policy::Policy;
+use crate::sandbox::{NetworkSetting, SandboxSetting};
 use crate::time::Millis;
 
 /// A checked fleet declaration: several sessions and the routes between them.
@@ -47,6 +48,9 @@ pub struct FleetMember {
     /// Model that the agent should use, by the agent's own name for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// Mode that the agent should be in, such as `plan`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
     /// What the session is for. People see it, and templates can use it as `{{role}}`.
@@ -68,6 +72,12 @@ pub struct FleetMember {
     /// How mail without its own `deliver` reaches the session.
     #[serde(default, skip_serializing_if = "MailDelivery::is_prompt")]
     pub mail: MailDelivery,
+    /// How strongly the agent is confined. Absent: its manifest decides, else the daemon's setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSetting>,
+    /// Whether the agent reaches the network. Absent: its manifest decides, else the daemon's setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkSetting>,
 }
 
 fn is_zero(count: &u32) -> bool {

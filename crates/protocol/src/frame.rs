@@ -176,6 +176,7 @@ pub mod join {
     use super::v1::ProtocolVersions;
     use crate::api::Agent;
     use crate::ids::{SessionId, WorkerId};
+    use crate::sandbox_spec::SandboxSupport;
     use crate::worker::{AgentSpec, Secret};
 
     /// Frames from the worker to the daemon.
@@ -188,7 +189,8 @@ pub mod join {
         Refused {
             session: SessionId,
             worker: WorkerId,
-            /// Stable code: `path_not_found`, `unknown_agent`, `unknown_session` or `agent_not_started`.
+            /// Stable code: `path_not_found`, `unknown_agent`, `unknown_session`, `agent_not_started` or
+            /// `sandbox_unavailable`.
             code: String,
             /// One sentence for people: what happened and what to do.
             message: String,
@@ -213,6 +215,9 @@ pub mod join {
         /// The workers of sessions that this process still holds from an earlier connection.
         #[serde(rename = "seats", default)]
         pub workers: Vec<SessionWorker>,
+        /// How this machine can confine agents. An older worker says nothing, and confines none.
+        #[serde(default, skip_serializing_if = "SandboxSupport::confines_nothing")]
+        pub sandbox: SandboxSupport,
     }
 
     /// A session and the id of its worker.

@@ -131,6 +131,11 @@ id!(
     WorkerId, "wrk_"
 );
 id!(
+    /// Id of an account: an agent with the login that it uses. It is derived from both, so sessions with the same login
+    /// have the same id, and it reveals nothing about the login.
+    AccountId, "acc_"
+);
+id!(
     /// Id of a worker token, with which a worker on another machine joins. It is not the token itself.
     TokenId, "tok_"
 );

@@ -8,6 +8,7 @@
 //! - [`event`]: every kind of event in the journal.
 //! - [`link`]: the commands that a session sends to its agent, and the updates that the agent's side reports.
 //! - [`frame`]: the WebSocket frames that carry them, with and without the subprotocol.
+//! - [`sandbox`] and [`sandbox_spec`]: how strongly an agent is confined.
 //! - [`manifest`]: how an agent is found, started and driven.
 //! - [`worker`]: what a worker is started with, and the record by which it is found again.
 //! - [`fleet`]: several sessions and the routes between them.
@@ -23,6 +24,7 @@
 //! This crate does no I/O and makes no decisions.
 
 pub mod api;
+pub mod audit;
 pub mod error;
 pub mod event;
 pub mod fleet;
@@ -34,6 +36,8 @@ pub mod mail;
 pub mod manifest;
 pub mod policy;
 pub mod policy_trial;
+pub mod sandbox;
+pub mod sandbox_spec;
 pub mod search;
 pub mod sse;
 pub mod text;
@@ -45,7 +49,8 @@ pub mod worktree;
 pub use error::{ApiError, ErrorCode};
 pub use event::{Event, EventBody, FinishReason, TokenUsage};
 pub use ids::{
-    AskId, EventNumber, FleetId, MailId, MessageId, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId,
+    AccountId, AskId, EventNumber, FleetId, MailId, MessageId, RunId, Seq, SessionId, TokenId, WorkerId,
+    WorkspaceId,
 };
 pub use text::LongText;
 pub use time::{ClockReading, MachineUptime, Millis};

@@ -9,6 +9,11 @@ pub const HEADERS_MAX: usize = 16 << 10;
 pub const REQUEST_READ_S: u64 = 30;
 /// Open connections over all listeners. Fewer if the process may not open enough files.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Open TCP connections from one address. No more than three quarters of those that TCP may use, if that is fewer.
+pub const ADDRESS_CONNECTIONS_MAX: usize = 1024;
+/// Open TCP connections from one address that have not shown a valid token. No more than an eighth of those that TCP may
+/// use, if that is fewer.
+pub const ADDRESS_UNPROVEN_MAX: usize = 64;
 /// Connections that event streams, waits and terminals may not use, so that commands always get one. With many
 /// connections, one in 16 instead.
 pub const COMMAND_CONNECTIONS: usize = 8;
@@ -17,8 +22,18 @@ pub const COMMAND_CONNECTIONS: usize = 8;
 pub const FILE_DESCRIPTORS: usize = 40;
 /// Descriptors that the daemon holds for each worker: a socket, and one that reports the end of the process.
 pub const WORKER_DESCRIPTORS: usize = 2;
+/// MiB that the agent of one session may report in all, unless the session sets `max_journal_mb`.
+pub const JOURNAL_MB_MAX: u64 = 4096;
+/// Highest `max_journal_mb` that a session may set.
+pub const JOURNAL_MB_SETTABLE_MAX: u64 = 1 << 20;
+/// What each event of an agent counts for besides its text.
+pub const SMALL_EVENT_BYTES: u64 = 256;
 /// Queued runs in one session.
 pub const QUEUE_MAX: usize = 100;
+/// Open asks of one session.
+pub const ASKS_OPEN_MAX: usize = 100;
+/// Asks of one turn that an agent has made and that are open or wait until others are answered.
+pub const ASKS_MADE_MAX: usize = 1000;
 /// Commands that wait for the actor of one session or fleet.
 pub const MAILBOX_MAX: usize = 4096;
 /// Data of one event, as JSON.
@@ -26,6 +41,8 @@ pub const EVENT_MAX: usize = 1 << 20;
 /// A text, as JSON, that is stored inside its event. A longer text is stored as a file. The rest of `EVENT_MAX` is for
 /// the event's other fields.
 pub const INLINE_MAX: usize = EVENT_MAX - (64 << 10);
+/// The command line or policy rule in the `actor` of an event.
+pub const ACTOR_TEXT_MAX: usize = 256;
 /// How much of a text that is stored as a file its event still carries.
 pub const HEAD_MAX: usize = 4 << 10;
 /// One piece of streamed text. Adjacent pieces are merged up to this size; longer ones are split.
@@ -115,6 +132,14 @@ pub const KILL_S: u64 = 30;
 /// Silence of an agent in a turn before a notice says so, unless `silence_notice_s` is set. The next notices come each
 /// time that the silence has doubled.
 pub const SILENCE_NOTICE_S: u64 = 30;
+/// How far ahead the reset of a quota may be. An agent that names a later time is not believed, and nothing waits for it.
+pub const QUOTA_WAIT_MAX_S: u64 = 8 * 24 * 3600;
+/// Processes of one agent's tree, unless `max_processes` is set.
+pub const AGENT_PROCESSES_MAX: u64 = 4096;
+/// Memory of one agent's tree in percent of the machine's, unless `max_memory_mb` is set.
+pub const AGENT_MEMORY_PERCENT: u64 = 80;
+/// MiB of text and tool calls that one agent may report in a minute, unless `max_output_mb_per_min` is set.
+pub const AGENT_OUTPUT_MB_PER_MIN: u64 = 64;
 /// How many times a crashed agent is restarted within [`RESTART_WINDOW_S`], unless the session sets `restarts`.
 pub const RESTARTS: u32 = 10;
 /// How long a crash counts, unless the session sets `restart_window_s`.

@@ -11,9 +11,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::event::{AskAnswer, AskKind, PlanEntry, ProcessCleanup, RunError, TokenUsage};
+use crate::event::{AskAnswer, AskKind, ContextUsage, PlanEntry, ProcessCleanup, RunError, TokenUsage};
 use crate::ids::{AskId, EventNumber, RunId};
 use crate::policy::Risk;
+use crate::sandbox_spec::SandboxReport;
 
 /// Number of an update, counted over the life of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -32,6 +33,9 @@ pub enum AgentUpdate {
         /// Whether a running turn can be steered.
         steers: bool,
     },
+    /// The agent is started with this confinement. Comes before `Ready`, and only from a worker whose specification says
+    /// how the agent is to be confined.
+    Confined(SandboxReport),
     /// Output of a turn.
     #[serde(rename = "said")]
     Turn {
@@ -109,6 +113,9 @@ pub enum TurnUpdate {
         /// For how many seconds nothing has come from the agent, if the notice is about that.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         silent_s: Option<u64>,
+        /// The name of the limit that was reached, as in `docs/limits.md`, if the notice is about that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        limit: Option<String>,
     },
     /// Usage since the last report, not a total.
     Usage {
@@ -121,12 +128,27 @@ pub enum TurnUpdate {
     /// The model was called once more. `max_turns` counts these calls.
     #[serde(rename = "turn")]
     ModelCall,
+    /// The agent has changed its mode, without being asked to by the session.
+    Mode { mode: String },
+    /// How full the agent's context is.
+    Context(ContextUsage),
+    /// The agent replaced the older part of its conversation with a summary.
+    Compacted {
+        /// Tokens in the context before, if the agent reports that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        used_before: Option<u64>,
+    },
 }
 
 impl TurnUpdate {
-    /// A notice about anything but silence.
+    /// A notice about anything but silence or a limit.
     pub fn notice(text: impl Into<String>) -> Self {
-        Self::Notice { text: text.into(), silent_s: None }
+        Self::Notice { text: text.into(), silent_s: None, limit: None }
+    }
+
+    /// A notice that says which limit was reached.
+    pub fn limit_notice(limit: &str, text: impl Into<String>) -> Self {
+        Self::Notice { text: text.into(), silent_s: None, limit: Some(limit.to_owned()) }
     }
 
     /// Usage since the last report, of an agent that reports no total of the conversation.
@@ -249,6 +271,9 @@ pub enum AgentCommand {
         run: RunId,
         /// The full prompt.
         prompt: String,
+        /// The mode that the agent must be in for this turn. `None` leaves it in the mode in which it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mode: Option<String>,
         /// Files attached to the prompt.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         files: Vec<PromptFile>,

@@ -4,7 +4,9 @@
 //! manifests.
 
 mod conversation_files;
+mod modes;
 mod policy_enforcement;
+mod sandbox;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +14,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use conversation_files::{ConversationFiles, PromptLineRule};
-pub use policy_enforcement::{AllowedBySettings, OverridingSetting, PolicyEnforcement};
+pub use modes::AgentModes;
+pub use policy_enforcement::{AllowedBySettings, OverridingSetting, PolicyEnforcement, RulesWithSetting};
+pub use sandbox::SandboxRules;
 
 /// Description of an agent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -26,6 +30,9 @@ pub struct Manifest {
     /// How the agent is made to ask for what the session's policy decides.
     #[serde(default, skip_serializing_if = "is_default")]
     pub policy: PolicyEnforcement,
+    /// The modes of the agent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub modes: AgentModes,
     /// Ways to drive the agent that are better than a terminal.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fast_path: FastPath,
@@ -42,6 +49,10 @@ pub struct Manifest {
     /// When an idle agent is stopped.
     #[serde(default, skip_serializing_if = "is_default")]
     pub idle: IdleRules,
+    /// How strongly the agent is confined. Workers get it as part of their specification instead, because a worker of an
+    /// earlier release would not know this section.
+    #[serde(default, skip_serializing)]
+    pub sandbox: SandboxRules,
     /// The terminal of an agent that is driven through one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pty: TerminalRules,
@@ -189,6 +200,10 @@ pub struct StartupRules {
     /// `…PASSWORD`): if the agent prints such a value, it is replaced. A `*` at the end of a name matches the rest of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secret_env: Vec<String>,
+    /// Environment variables that decide which login the agent uses. Sessions in which all of them have the same values
+    /// share an account, and so its quota. A `*` at the end of a name matches the rest of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub login_env: Vec<String>,
     /// Whether the agent is kept away from the user's own login and settings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub isolated: bool,
@@ -274,7 +289,7 @@ pub struct TurnRules {
     /// for a command of the agent's own that begins with a slash.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub always_answers: bool,
-    /// The mode in which the agent asks for permission, if it does not start in that mode.
+    /// The agent's own name of the mode in which it asks for permission, if it does not start in that mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
     /// The agent reads files itself, and we do not offer to read them for it. For agents that cannot tell our response
@@ -291,6 +306,10 @@ pub struct TurnRules {
     /// What the agent does with a prompt that begins with a slash.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slash_commands: SlashCommandRules,
+    /// Tools whose argument `todos` is the agent's whole to-do list, for agents that do not report it as a plan. Only used
+    /// for ACP.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub todo_tools: Vec<String>,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
@@ -526,6 +545,11 @@ pub struct OutputPatterns {
     /// Lines of an error that mean that the agent is not signed in, for agents whose protocol does not say so.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sign_in_lines: Vec<String>,
+    /// Lines of an error that mean that the quota or rate limit of the account is exhausted, for agents whose protocol
+    /// does not say so. Named groups take from the line when it resets: `epoch` (seconds since 1970), `in` (a duration
+    /// such as `12h3m4s`), or `at` (a time such as `3pm` or `Nov 20, 3:04 PM`), with its `zone` if the line has one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quota_lines: Vec<String>,
 }
 
 impl Default for OutputPatterns {
@@ -543,6 +567,7 @@ impl Default for OutputPatterns {
             error_lines: empty(),
             notice_lines: empty(),
             sign_in_lines: empty(),
+            quota_lines: empty(),
         }
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{SessionId, WorkerId};
 use crate::link::UpdateNumber;
 use crate::manifest::{Manifest, TokenPrice};
+use crate::sandbox_spec::SandboxSpec;
 use crate::time::Millis;
 
 /// What a local worker process reads from its standard input: one JSON value, up to the end of the input.
@@ -52,6 +53,9 @@ pub struct AgentSpec {
     /// What follows if nothing comes from the agent in a turn. An older daemon sets nothing.
     #[serde(default, skip_serializing_if = "SilenceRules::is_empty")]
     pub silence: SilenceRules,
+    /// What the agent and all that it starts may use. An older daemon limits nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Box<AgentLimits>>,
     /// Environment variables for the agent. Any of the values may be a secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -59,6 +63,9 @@ pub struct AgentSpec {
     /// [`SESSION_TOKEN_VAR`].
     #[serde(rename = "tools", default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<Box<McpAccess>>,
+    /// How the agent is to be confined. An older daemon sets nothing, and then it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Box<SandboxSpec>>,
     /// The agent's own id for the conversation, if the agent is to resume one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
@@ -89,8 +96,10 @@ impl AgentSpec {
             model: None,
             system_prompt: None,
             silence: SilenceRules::default(),
+            limits: None,
             env: BTreeMap::new(),
             mcp: None,
+            sandbox: None,
             agent_session_id: None,
             conversation_cost_usd: None,
             last_active: None,
@@ -107,7 +116,7 @@ impl fmt::Debug for AgentSpec {
         let Self {
             model, system_prompt, env, mcp: tools, agent_session_id, last_active, after, mark, ..
         } = self;
-        let Self { conversation_cost_usd, silence, .. } = self;
+        let Self { conversation_cost_usd, silence, limits, sandbox, .. } = self;
         f.debug_struct("AgentSpec")
             .field("session", session)
             .field("worker", worker)
@@ -119,9 +128,11 @@ impl fmt::Debug for AgentSpec {
             .field("system_prompt", system_prompt)
             .field("env", &env.keys().collect::<Vec<_>>())
             .field("tools", tools)
+            .field("sandbox", sandbox)
             .field("agent_session_id", agent_session_id)
             .field("conversation_cost_usd", conversation_cost_usd)
             .field("silence", silence)
+            .field("limits", limits)
             .field("last_active", last_active)
             .field("after", after)
             .field("mark", mark)
@@ -147,9 +158,30 @@ impl SilenceRules {
     }
 }
 
+/// What an agent and all that it starts may use. Without a value there is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct AgentLimits {
+    /// Processes at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u64>,
+    /// MiB of memory of all processes together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mb: Option<u64>,
+    /// The same in percent of the memory of the worker's machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_percent: Option<u64>,
+    /// MiB that the agent may say in a minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_mb_per_min: Option<u64>,
+}
+
 /// Our key in a `_meta` of the Agent Client Protocol, for values that have no field there. The driver for that protocol
 /// and the scripted agent use it.
 pub const META_KEY: &str = "quarterdeck";
+
+/// Our own request of the Agent Client Protocol, with which the scripted agent asks what the machine calls a process that
+/// it knows by its pid in its sandbox. Parameters and result are `{"pid": N}`.
+pub const HOST_PID_METHOD: &str = "_quarterdeck/host_pid";
 
 /// Environment variable with the token of a session, with which `qd mcp` acts for the session.
 pub const SESSION_TOKEN_VAR: &str = "QD_SESSION_TOKEN";

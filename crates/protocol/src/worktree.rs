@@ -27,6 +27,9 @@ pub struct Worktree {
     /// The branch into which the worktree is merged by default.
     pub target: Option<String>,
     pub state: WorktreeStatus,
+    /// Why the state is unknown, for example because the worktree's `.git` was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// Number of files with uncommitted changes.
     pub changed_files: u64,
     /// Number of commits that are not merged.
@@ -56,7 +59,7 @@ pub enum WorktreeStatus {
     Ahead,
     /// Everything is committed and merged.
     Merged,
-    /// Unknown, because the repository is gone or the worktree was not created completely.
+    /// Unknown, because the repository is gone, or the worktree was not created completely or was changed.
     Unknown,
 }
 

@@ -11,7 +11,8 @@ use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     self, AgentCapabilities, CancelNotification, ContentBlock, Implementation, InitializeRequest,
     InitializeResponse, LoadSessionRequest, LoadSessionResponse, McpServer, Meta, NewSessionRequest,
-    NewSessionResponse, PromptCapabilities, PromptRequest, PromptResponse, SessionId, StopReason,
+    NewSessionResponse, PromptCapabilities, PromptRequest, PromptResponse, SessionId, SessionMode,
+    SessionModeState, SetSessionModeRequest, SetSessionModeResponse, StopReason,
 };
 use agent_client_protocol::v1::{ConnectionTo, Responder};
 use agent_client_protocol::{
@@ -29,6 +30,7 @@ use tokio::sync::mpsc;
 use super::flow_control::{ScriptFlowControl, counted_lines};
 use super::interpreter::{ScriptPrompt, ScriptTurnEnd};
 use super::memory::{ScriptMemory, ScriptTurnRecord, remembered_part};
+use super::steps::ScriptMode;
 use super::turn::ScriptTurn;
 use super::{READY_MS_VAR, ScriptSetup};
 
@@ -51,7 +53,7 @@ where
         flow: Arc::clone(&flow),
         exit_status: exit_sender,
     });
-    let [a, b, c, d, e, f] = std::array::from_fn(|_| Arc::clone(&script));
+    let [a, b, c, d, e, f, g] = std::array::from_fn(|_| Arc::clone(&script));
     let connection = Agent
         .v1()
         .name("script")
@@ -81,6 +83,10 @@ where
         )
         .on_receive_request(
             async move |request: ScriptSteerRequest, responder, _client| e.steer(request, responder),
+            on_receive_request!(),
+        )
+        .on_receive_request(
+            async move |request: SetSessionModeRequest, responder, _client| g.set_mode(&request, responder),
             on_receive_request!(),
         )
         .on_receive_notification(
@@ -146,6 +152,7 @@ struct ScriptSessionState {
     turn: Option<Arc<ScriptTurn>>,
     turn_count: u64,
     usage: TokenUsage,
+    mode: ScriptMode,
 }
 
 impl ScriptAgent {
@@ -191,7 +198,7 @@ impl ScriptAgent {
                 ScriptSessionState::default(),
             )?;
             session.memory.create_file().await.map_err(Error::into_internal_error)?;
-            Ok(NewSessionResponse::new(id))
+            Ok(NewSessionResponse::new(id).modes(initial_modes()))
         };
         responder.respond_with_result(opened.await)
     }
@@ -208,7 +215,12 @@ impl ScriptAgent {
             return responder.respond_with_error(schema::Error::session_not_found(id).into());
         };
         let usage = past.last().map(|turn| turn.used).unwrap_or_default();
-        let state = ScriptSessionState { turn: None, turn_count: past.len() as u64, usage };
+        let state = ScriptSessionState {
+            turn: None,
+            turn_count: past.len() as u64,
+            usage,
+            mode: ScriptMode::Default,
+        };
         let request_parts = (request.cwd, request.mcp_servers);
         let loaded =
             self.add_session(id, request_parts, request.meta.as_ref(), state).map(|session| (session, past));
@@ -220,7 +232,7 @@ impl ScriptAgent {
                     script_turn.replay(&turn.prompt, &turn.answer).await?;
                 }
                 script_turn.report_usage(usage).await?;
-                responder.respond(LoadSessionResponse::new())
+                responder.respond(LoadSessionResponse::new().modes(initial_modes()))
             }
         }
     }
@@ -284,6 +296,25 @@ impl ScriptAgent {
         }
     }
 
+    fn set_mode(
+        &self,
+        request: &SetSessionModeRequest,
+        responder: Responder<SetSessionModeResponse>,
+    ) -> Result<(), Error> {
+        let session = self.find_session(&request.session_id)?;
+        let wanted = request.mode_id.to_string();
+        match ScriptMode::ALL.into_iter().find(|mode| mode.name() == wanted) {
+            Some(mode) => {
+                session.set_mode(mode);
+                responder.respond(SetSessionModeResponse::new())
+            }
+            None => {
+                let message = format!("there is no mode `{wanted}`");
+                responder.respond_with_error(Error::new(ErrorCode::INVALID_PARAMS, message))
+            }
+        }
+    }
+
     /// Cancels the running turn; does nothing if there is none.
     fn cancel(&self, id: &SessionId) {
         let running = self.find_session(id).ok().and_then(|session| session.lock().turn.clone());
@@ -343,6 +374,14 @@ impl ScriptSession {
         self.lock().usage
     }
 
+    pub(super) fn mode(&self) -> ScriptMode {
+        self.lock().mode
+    }
+
+    pub(super) fn set_mode(&self, mode: ScriptMode) {
+        self.lock().mode = mode;
+    }
+
     /// Adds usage, and returns the new total.
     pub(super) fn add_usage(&self, more: &TokenUsage) -> TokenUsage {
         let mut state = self.lock();
@@ -353,6 +392,12 @@ impl ScriptSession {
     fn lock(&self) -> MutexGuard<'_, ScriptSessionState> {
         self.state.lock()
     }
+}
+
+/// The modes of a session that was just opened.
+fn initial_modes() -> SessionModeState {
+    let modes = ScriptMode::ALL.map(|mode| SessionMode::new(mode.name(), mode.name()));
+    SessionModeState::new(ScriptMode::default().name(), modes.to_vec())
 }
 
 /// The reply to a prompt whose turn has ended.

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use agent_client_protocol::Error;
 use agent_client_protocol::v1::schema::StopReason;
+use futures_util::future::try_join_all;
 use qd_protocol::limits::BODY_MAX;
 use qd_protocol::text::split_words;
 use qd_protocol::worker::META_KEY;
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
-use super::steps::{self, ScriptFileWrite, ScriptMcpCall, ScriptStep};
+use super::steps::{self, ScriptAsk, ScriptFileWrite, ScriptMcpCall, ScriptMode, ScriptStep};
 use super::turn::{ScriptAskDecision, ScriptTurn};
 use super::{ScriptSetup, mcp_client, spawn};
 
@@ -141,15 +142,19 @@ async fn run_step(
         ScriptStep::Sleep(Duration::ZERO) => {}
         ScriptStep::Sleep(time) => tokio::time::sleep(time).await,
         ScriptStep::Tool(tool) => turn.use_tool(call_id, tool).await?,
-        ScriptStep::Ask(ask) => return say_decision(turn, turn.ask(call_id, ask).await?).await,
+        ScriptStep::Ask(ask) if ask.times == 1 => {
+            return say_decision(turn, turn.ask(call_id, ask).await?).await;
+        }
+        ScriptStep::Ask(ask) => ask_at_once(turn, call_id, &ask).await?,
         ScriptStep::Question(question) => return say_decision(turn, turn.question(question).await?).await,
         ScriptStep::Plan(entries) => turn.send_plan(entries).await?,
+        ScriptStep::Mode(mode) => turn.switch_mode(mode).await?,
         ScriptStep::Usage(usage) => turn.report_usage(turn.session.add_usage(&usage)).await?,
         ScriptStep::Spawn(process) => {
             let started = spawn::start_process(&setup.exe, cwd, &process).await;
             let pid = started
                 .map_err(|cause| ScriptStepError(format!("cannot start {}: {cause}", process.argv[0])))?;
-            turn.say(&format!("pid {pid}")).await?;
+            turn.say(&format!("pid {}", turn.host_pid(pid).await)).await?;
         }
         ScriptStep::Write(ScriptFileWrite { path, content }) => write_file(&cwd.join(path), &content).await?,
         ScriptStep::Read(path) => turn.say(&read_file(&cwd.join(path)).await?).await?,
@@ -170,6 +175,16 @@ async fn run_step(
         ScriptStep::Exit(status) => return Ok(ScriptStepResult::Exit(status)),
     }
     Ok(ScriptStepResult::Next)
+}
+
+/// Makes all requests of an ask at once, and says how they were answered.
+async fn ask_at_once(turn: &ScriptTurn, call_id: &str, ask: &ScriptAsk) -> Result<(), ScriptStepError> {
+    let ids: Vec<String> = (1..=ask.times).map(|number| format!("{call_id}_{number}")).collect();
+    let asked = try_join_all(ids.iter().map(|id| turn.ask(id, ask.clone()))).await?;
+    let count = |is_such: fn(&ScriptAskDecision) -> bool| asked.iter().filter(|asked| is_such(asked)).count();
+    let allowed = count(|decision| matches!(decision, ScriptAskDecision::Yes(_)));
+    let denied = count(|decision| matches!(decision, ScriptAskDecision::No(_)));
+    Ok(turn.say(&format!("{allowed} allowed, {denied} denied")).await?)
 }
 
 /// Reports the decision on an ask. An ask without an answer means that the turn is cancelled, so the turn stops unless
@@ -212,8 +227,12 @@ async fn read_file(path: &Path) -> Result<String, ScriptStepError> {
 fn config_line(turn: &ScriptTurn) -> String {
     let shown = |value: &Option<String>| value.as_deref().unwrap_or("-").replace('\n', "\\n");
     let session = &turn.session;
+    let mode = match session.mode() {
+        ScriptMode::Default => String::new(),
+        mode => format!(" mode={}", mode.name()),
+    };
     format!(
-        "cwd={} model={} system_prompt={}",
+        "cwd={} model={} system_prompt={}{mode}",
         session.cwd.display(),
         shown(&session.model),
         shown(&session.system_prompt)

@@ -14,13 +14,19 @@ use serde_json::{Map, Value};
 /// One step of a script.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ScriptStep {
-    Say { text: String, times: u64, every: Duration },
+    Say {
+        text: String,
+        times: u64,
+        every: Duration,
+    },
     Think(String),
     Sleep(Duration),
     Tool(ScriptToolCall),
     Ask(ScriptAsk),
     Question(ScriptQuestion),
     Plan(Vec<PlanEntry>),
+    /// Switches the agent's mode, without being asked to.
+    Mode(ScriptMode),
     Usage(TokenUsage),
     Spawn(ScriptSpawn),
     Write(ScriptFileWrite),
@@ -34,6 +40,29 @@ pub(crate) enum ScriptStep {
     Suspend,
     Fail(String),
     Exit(i32),
+}
+
+/// The modes of the agent. They change nothing but what it reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ScriptMode {
+    #[default]
+    Default,
+    Plan,
+    /// A mode that no session may be in.
+    Yolo,
+}
+
+impl ScriptMode {
+    pub(crate) const ALL: [Self; 3] = [Self::Default, Self::Plan, Self::Yolo];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Plan => "plan",
+            Self::Yolo => "yolo",
+        }
+    }
 }
 
 /// `{"tool": …}`.
@@ -58,6 +87,9 @@ pub(crate) struct ScriptAsk {
     pub(crate) input: Value,
     #[serde(default)]
     pub(crate) risk: Option<Risk>,
+    /// How many times it is asked at once. More than once, only the answers are counted.
+    #[serde(default = "once")]
+    pub(crate) times: usize,
 }
 
 /// `{"question": …}`.
@@ -170,6 +202,7 @@ fn parse_named(name: &str, value: Value) -> Result<ScriptStep, String> {
         "ask" => ScriptStep::Ask(parse_args(require_event_size(value)?)?),
         "question" => ScriptStep::Question(parse_args(require_event_size(value)?)?),
         "plan" => ScriptStep::Plan(parse_plan(require_event_size(value)?)?),
+        "mode" => ScriptStep::Mode(parse_args(value)?),
         "usage" => ScriptStep::Usage(parse_usage(value)?),
         "write" => ScriptStep::Write(parse_args(value)?),
         "read" => ScriptStep::Read(parse_args(value)?),
@@ -259,6 +292,10 @@ fn require_size(size: usize, limit: usize) -> Result<(), String> {
     if size <= limit { Ok(()) } else { Err(format!("is {size} bytes long; at most {limit} fit")) }
 }
 
+fn once() -> usize {
+    1
+}
+
 fn empty_object() -> Value {
     Value::Object(Map::new())
 }
@@ -280,19 +317,19 @@ mod tests {
         let script = r#"[
             {"say":"a"}, {"say":"b","times":3,"every_ms":10}, {"think":"c"}, {"sleep_ms":5},
             {"tool":{"name":"Bash","input":{"command":"ls"},"output":"x","is_error":true}}, {"tool":{"name":"T"}},
-            {"ask":{"tool":"Bash","input":{},"risk":"high"}}, {"question":{"prompt":"q","options":["y","n"]}},
+            {"ask":{"tool":"Bash","input":{},"risk":"high"}}, {"ask":{"tool":"Bash","times":300}}, {"question":{"prompt":"q","options":["y","n"]}},
             {"plan":[{"content":"p","status":"pending"}]}, {"usage":{"input_tokens":1,"cost_usd":0.5}},
             {"spawn":{"argv":["true"],"setsid":true}}, {"write":{"path":"f","content":"z"}}, {"read":"f"}, {"await_steer":7}, {"ignore_cancel":true},
-            {"mcp":{"tool":"list"}},
+            {"mcp":{"tool":"list"}}, {"mode":"plan"},
             {"late":"l"}, {"config":true}, {"stop":"refused"}, {"suspend":true}, {"fail":"w"}, {"exit":3}]"#;
         let steps = parse_script(script).unwrap().unwrap();
-        assert_eq!(steps.len(), 22);
+        assert_eq!(steps.len(), 24);
         assert_eq!(
             steps[1],
             ScriptStep::Say { text: "b".to_owned(), times: 3, every: Duration::from_millis(10) }
         );
         assert_eq!(
-            steps[18..],
+            steps[20..],
             [
                 ScriptStep::Stop(StopReason::Refusal),
                 ScriptStep::Suspend,

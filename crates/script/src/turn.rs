@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent_client_protocol::v1::schema::{
-    Content, ContentBlock, ContentChunk, Cost, CreateElicitationRequest, ElicitationAction,
-    ElicitationContentValue, ElicitationFormMode, ElicitationSchema, ElicitationSessionScope, Meta,
-    PermissionOption, PermissionOptionKind, Plan, PlanEntry, PlanEntryPriority, PlanEntryStatus,
-    RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse, SessionNotification,
-    SessionUpdate, StringPropertySchema, TextContent, ToolCall, ToolCallContent, ToolCallStatus,
-    ToolCallUpdate, ToolCallUpdateFields, UsageUpdate,
+    Content, ContentBlock, ContentChunk, Cost, CreateElicitationRequest, CurrentModeUpdate,
+    ElicitationAction, ElicitationContentValue, ElicitationFormMode, ElicitationSchema,
+    ElicitationSessionScope, Meta, PermissionOption, PermissionOptionKind, Plan, PlanEntry,
+    PlanEntryPriority, PlanEntryStatus, RequestPermissionOutcome, RequestPermissionRequest,
+    RequestPermissionResponse, SessionNotification, SessionUpdate, StringPropertySchema, TextContent,
+    ToolCall, ToolCallContent, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, UsageUpdate,
 };
 use agent_client_protocol::v1::{ConnectionTo, Responder};
-use agent_client_protocol::{Client, Error, JsonRpcRequest};
+use agent_client_protocol::{Client, Error, JsonRpcRequest, UntypedMessage};
 use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::{self, TokenUsage};
-use qd_protocol::worker::META_KEY;
+use qd_protocol::worker::{HOST_PID_METHOD, META_KEY};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -25,12 +25,14 @@ use tokio_util::sync::CancellationToken;
 use super::agent::{ScriptSession, ScriptSteerOutcome, ScriptSteerResponse};
 use super::flow_control::ScriptFlowControl;
 use super::memory::{REMEMBERED_MAX, remembered_part};
-use super::steps::{ScriptAsk, ScriptQuestion, ScriptToolCall};
+use super::steps::{ScriptAsk, ScriptMode, ScriptQuestion, ScriptToolCall};
 
 /// The only field of a question's form.
 const ANSWER_FIELD: &str = "answer";
 const ALLOW_OPTION: &str = "yes";
 const DENY_OPTION: &str = "no";
+/// The name of the first process in a sandbox.
+const SANDBOX_INIT_NAME: &[u8] = b"qd-sandbox\n";
 /// The size of the context window, which the protocol requires and nobody uses.
 const CONTEXT_WINDOW: u64 = 1 << 20;
 
@@ -129,6 +131,12 @@ impl ScriptTurn {
         self.send_update(SessionUpdate::Plan(Plan::new(entries.into_iter().map(entry).collect()))).await
     }
 
+    /// Switches the agent's mode by itself, and reports it.
+    pub(super) async fn switch_mode(&self, mode: ScriptMode) -> Result<(), Error> {
+        self.session.set_mode(mode);
+        self.send_update(SessionUpdate::CurrentModeUpdate(CurrentModeUpdate::new(mode.name()))).await
+    }
+
     /// Reports the total usage: the protocol wants totals, and has no field for tokens.
     pub(super) async fn report_usage(&self, usage: TokenUsage) -> Result<(), Error> {
         let TokenUsage { input_tokens, output_tokens, cost_usd } = usage;
@@ -140,7 +148,7 @@ impl ScriptTurn {
     }
 
     pub(super) async fn ask(&self, call_id: &str, ask: ScriptAsk) -> Result<ScriptAskDecision, Error> {
-        let ScriptAsk { tool, input, risk } = ask;
+        let ScriptAsk { tool, input, risk, .. } = ask;
         let call = ToolCallUpdateFields::new().title(tool.clone()).name(tool).raw_input(input);
         let options = vec![
             PermissionOption::new(ALLOW_OPTION, "Yes", PermissionOptionKind::AllowOnce),
@@ -259,6 +267,20 @@ impl ScriptTurn {
         self.flow.wait_for_room().await;
         self.flow.count_sent();
         self.client.send_notification(SessionNotification::new(self.session.id.clone(), update))
+    }
+
+    /// What the machine calls a process that we have started: outside of our sandbox, it has another pid.
+    pub(super) async fn host_pid(&self, pid: u32) -> u32 {
+        // Outside of a sandbox the first process is the machine's own.
+        if tokio::fs::read("/proc/1/comm").await.is_ok_and(|name| name != SANDBOX_INIT_NAME) {
+            return pid;
+        }
+        let asked = match UntypedMessage::new(HOST_PID_METHOD, json!({ "pid": pid })) {
+            Ok(request) => self.send_request(request).await,
+            Err(error) => Err(error),
+        };
+        let answered = asked.ok().and_then(|answer| u32::try_from(answer.get("pid")?.as_u64()?).ok());
+        answered.unwrap_or(pid)
     }
 
     async fn send_request<T: JsonRpcRequest>(&self, request: T) -> Result<T::Response, Error> {

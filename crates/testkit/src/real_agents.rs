@@ -204,6 +204,8 @@ pub fn isolated_environment(cli: RealAgent, home: &Path, model: &FakeModel) -> B
             set("COPILOT_PROVIDER_API_KEY", "a-key-of-nobody");
             set("COPILOT_MODEL", "a-key-of-nobody");
             set("COPILOT_AUTO_UPDATE", "false");
+            // Otherwise it unpacks 240 MB into every new home.
+            set("COPILOT_PKG_CACHE_HOME", &text(&InstalledAgents::installed().root.join("copilot-package")));
         }
         RealAgent::Opencode => {
             set("OPENCODE_DISABLE_AUTOUPDATE", "1");

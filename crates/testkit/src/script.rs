@@ -54,6 +54,11 @@ pub fn ask_bash(command: &str) -> Value {
 }
 
 /// Asks with a risk that the agent itself reports.
+pub fn ask_at_once(tool: &str, times: usize) -> Value {
+    json!({ "ask": { "tool": tool, "times": times } })
+}
+
+/// The same with a risk of the agent's own.
 pub fn ask_risk(tool: &str, input: Value, risk: &str) -> Value {
     json!({ "ask": { "tool": tool, "input": input, "risk": risk } })
 }
@@ -66,6 +71,11 @@ pub fn question(prompt: &str, options: &[&str]) -> Value {
 /// Reports a plan of one entry.
 pub fn plan(content: &str, status: &str) -> Value {
     json!({ "plan": [{ "content": content, "status": status }] })
+}
+
+/// The agent switches its mode by itself.
+pub fn mode(mode: &str) -> Value {
+    json!({ "mode": mode })
 }
 
 /// Reports an increment of usage.

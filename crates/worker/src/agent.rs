@@ -2,6 +2,7 @@
 //! link and handles commands while a turn runs, so that a cancel, a steer, an answer or a kill reaches the turn at
 //! once. What the worker itself says about a turn is in `turn_judgement`.
 
+mod tree_limits;
 mod turn_judgement;
 
 use std::pin::pin;
@@ -26,8 +27,10 @@ use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use self::tree_limits::wait_for_tree_limit;
 use self::turn_judgement::{WorkerStop, missing_answer_error, silence_notice, unrequested_cancel_error};
 use crate::agent_processes::{AgentProcesses, KeeperLostError};
+use crate::agent_sandbox::plan_agent_sandbox;
 
 /// How long processes that a stopped turn started have to exit by themselves.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -92,6 +95,9 @@ pub(crate) async fn run_agent(
     link_end: AgentEndpoint,
 ) -> AgentExitReason {
     let AgentContext { agent_processes, endpoint_status, control } = context;
+    if let Some(mb) = spec.limits.as_deref().and_then(|limits| limits.output_mb_per_min) {
+        link_end.limit_output(mb << 20);
+    }
     let mut task = AgentTask {
         spec,
         launcher,
@@ -205,6 +211,15 @@ impl AgentTask {
         &mut self,
         prompt: Option<&AgentCommand>,
     ) -> Result<AgentStartResult, AgentTaskError> {
+        if let Some(sandbox) = &self.spec.sandbox {
+            match plan_agent_sandbox(sandbox, self.launcher.location()) {
+                Ok(Some(report)) => self.link_end.send(AgentUpdate::Confined(report)).await?,
+                Ok(None) => {}
+                Err(error) => {
+                    return self.fail_to_start(error, prompt).await.map(AgentStartResult::Gone);
+                }
+            }
+        }
         let supervision = self.agent_processes.as_deref().map(AgentProcesses::supervision);
         let agent = match self.launcher.start(&self.spec, supervision).await {
             Ok(agent) => agent,
@@ -247,12 +262,12 @@ impl AgentTask {
         command: Box<AgentCommand>,
     ) -> Result<Option<AgentExitReason>, AgentTaskError> {
         match *command {
-            AgentCommand::Prompt { run, prompt, files, messages, limits, .. } => {
+            AgentCommand::Prompt { run, prompt, mode, files, messages, limits, .. } => {
                 self.last_run = Some(run.clone());
                 self.ended_turn = None;
                 let inbox = DriverInbox::for_run(run.clone());
                 *control.lock_meter() = Some(Arc::clone(&inbox.meter));
-                let prompt = DriverPrompt { run, text: prompt, files, messages, limits };
+                let prompt = DriverPrompt { run, text: prompt, mode, files, messages, limits };
                 let meter = Arc::clone(&inbox.meter);
                 let ended = self.run_turn(agent, prompt, inbox).await;
                 self.spec.conversation_cost_usd =
@@ -366,7 +381,7 @@ impl AgentTask {
         prompt: &DriverPrompt,
         inbox: &DriverInbox,
     ) -> Result<(TurnCompletion, Option<WorkerStop>), AgentTaskError> {
-        let Self { endpoint_status, link_end, launcher, spec, .. } = self;
+        let Self { endpoint_status, link_end, launcher, spec, agent_processes, .. } = self;
         let turn = DriverTurn::new(prompt.run.clone(), link_end.output(), inbox);
         let mut turn_end = agent.turn(&turn, prompt);
         inbox.meter.set_remaining(&prompt.limits);
@@ -374,6 +389,7 @@ impl AgentTask {
             inbox.meter.set_silence_rules(spec.silence);
         }
         let mut limit_exceeded = pin!(wait_for_limit(&inbox.meter, &prompt.run, endpoint_status.clone()));
+        let mut tree_exceeded = pin!(wait_for_tree_limit(agent_processes.as_deref(), spec.limits.as_deref()));
         let mut own_stop = None;
         // Sent beside everything else: while the session takes no updates, commands must still be handled.
         let mut notice = None;
@@ -392,6 +408,10 @@ impl AgentTask {
                     inbox.cancel(&prompt.run);
                     out_of_grace.as_mut().reset(Instant::now() + cancel_grace(&prompt.limits));
                 }
+                // Without any grace: what has started too much could start more in the meantime.
+                exceeded = &mut tree_exceeded => {
+                    return Ok((TurnCompletion::Killed, Some(WorkerStop::Tree(exceeded))));
+                }
                 () = &mut out_of_grace, if own_stop.is_some() => return Ok((TurnCompletion::Killed, own_stop)),
                 ended = &mut turn_end => return Ok((TurnCompletion::Ended(ended?), own_stop)),
                 sent = wait_for_notice(&mut notice) => {
@@ -403,6 +423,7 @@ impl AgentTask {
                         let update = TurnUpdate::Notice {
                             text: silence_notice(silence),
                             silent_s: Some(silence.as_secs()),
+                            limit: None,
                         };
                         let update = AgentUpdate::Turn { run: prompt.run.clone(), update };
                         let output = link_end.output();

@@ -229,7 +229,15 @@ impl ExecutorRun {
         let number = self.next_number();
         let limits = TurnLimits::default();
         let run = self.run.clone();
-        self.agent.send(AgentCommand::Prompt { number, run, prompt: assignment, files, messages, limits });
+        self.agent.send(AgentCommand::Prompt {
+            number,
+            run,
+            prompt: assignment,
+            mode: None,
+            files,
+            messages,
+            limits,
+        });
     }
 
     fn send_answer(&mut self, ask: AskId, answer: AskAnswer) {

@@ -7,16 +7,18 @@ mod directories;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use qd_core::sandbox::SandboxRequests;
 use qd_link::socket::{ClientUpgrade, Socket, SocketError};
 use qd_protocol::WorkerId;
 use qd_protocol::api::Agent;
 use qd_protocol::frame::join::{SessionWorker, WorkerJoinFrame};
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S};
-use qd_protocol::manifest::Manifest;
+use qd_protocol::manifest::{Manifest, SandboxRules};
+use qd_protocol::sandbox_spec::SandboxSpec;
 use qd_protocol::worker::{AgentSpec, Secret};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -201,6 +203,10 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
             Ok(here) => spec.cwd = here,
             Err(message) => return Some(session_refused(id, "path_not_found", message)),
         }
+        if let Some(sandbox) = &mut spec.sandbox {
+            let home = self.options.spool_dir.parent().unwrap_or(&self.options.spool_dir);
+            localize_sandbox(sandbox, &offer.manifest.sandbox, home, &spec.cwd);
+        }
         match self.host.open_session_with_secret(spec, secret) {
             // The daemon repeats the order if our connection did not arrive.
             Ok(_) | Err(OpenSessionError::AlreadyHosted(_)) => {}
@@ -242,6 +248,27 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
             }
         });
     }
+}
+
+/// Puts the paths of this machine in place of the daemon's. A manifest of this machine can make the confinement stricter,
+/// because each machine decides for itself what it starts and how.
+fn localize_sandbox(spec: &mut SandboxSpec, rules: &SandboxRules, home: &Path, workspace: &Path) {
+    let level = SandboxRequests { session: Some(spec.asked), project: rules.level, ..Default::default() };
+    let network =
+        SandboxRequests { session: Some(spec.network), project: rules.network, ..Default::default() };
+    *spec = SandboxSpec {
+        asked: level.setting(),
+        network: network.setting(),
+        home: home.to_owned(),
+        workspace: workspace.to_owned(),
+        worktree: None,
+        mail_folder: None,
+        tool_directory: None,
+        state_paths: rules.writable.clone(),
+        readable_paths: Vec::new(),
+        credential_paths: std::mem::take(&mut spec.credential_paths),
+        model_hosts: rules.hosts.clone(),
+    };
 }
 
 /// The connections of the sessions, at most one each: a newer connection ends the older one.

@@ -4,7 +4,8 @@
 //! Layout, in reading order:
 //! - [`host`]: the worker process: its sessions, and how a connection finds its session.
 //! - [`join`]: the same on another machine, which dials the daemon instead of listening.
-//! - `agent`: one agent from its start to its end; `agent_processes`: the processes it started.
+//! - `agent`: one agent from its start to its end; `agent_processes`: the processes it started; `confined_keeper`: the
+//!   sandbox that they are started in.
 //! - `announcement`: how the daemon finds this process.
 //! - `terminal_viewer`: serves people who watch an agent's terminal.
 //! - [`executor()`]: the same agents behind the public worker SDK, for any client.
@@ -13,7 +14,9 @@
 
 mod agent;
 mod agent_processes;
+mod agent_sandbox;
 mod announcement;
+mod confined_keeper;
 mod executor;
 pub mod host;
 pub mod join;

@@ -1,22 +1,20 @@
 //! The changes in a worktree, committed or not, compared with a commit. Untracked files are included: they are added to
-//! a temporary copy of the index, so the worktree's own index stays as the agent left it.
+//! a private copy of the index, so the worktree's own index stays as the agent left it.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 use qd_protocol::limits::PATCH_MAX;
 use qd_protocol::worktree::{DiffFile, WorktreeDiff};
-use tempfile::TempPath;
 
-use crate::error::{WorktreeError, WorktreeResult, io_error_at};
-use crate::git::{Git, git_failed};
+use crate::error::{WorktreeError, WorktreeResult};
+use crate::git::{Git, IGNORE_SUBMODULE_FILES, git_failed};
 use crate::git_worktree::GitWorktree;
 use crate::process::OutputLimit;
-use crate::repository::{branch_tip, path_text};
+use crate::repository::branch_tip;
 
-/// Diff options for plain output, whatever the user's settings are.
-const PLAIN_DIFF_ARGS: [&str; 4] = ["diff", "--no-ext-diff", "--no-textconv", "--no-color"];
+/// Diff options for plain output, whatever the user's settings are. No program is run for it.
+pub(crate) const PLAIN_DIFF_ARGS: [&str; 5] =
+    ["diff", "--no-ext-diff", "--no-textconv", "--no-color", IGNORE_SUBMODULE_FILES];
 
 /// Changes by path.
 pub type ChangesByFile = BTreeMap<String, FileChange>;
@@ -41,8 +39,9 @@ impl GitWorktree {
     pub fn diff(&self, with_patch: bool) -> WorktreeResult<WorktreeDiff> {
         let head = self.head()?;
         let base = self.diff_base(&head)?;
-        let index = self.index_with_untracked()?;
-        let git = self.git_with_index(&index)?;
+        let index = self.copy_index()?;
+        index.add_untracked(&head)?;
+        let git = index.git();
         let numstat =
             git.output(&[&PLAIN_DIFF_ARGS[..], &["--numstat", "-z", "--no-renames", &base, "--"]].concat())?;
         let (mut patch, mut truncated) = (None, false);
@@ -55,16 +54,17 @@ impl GitWorktree {
             truncated = output.truncated;
             patch = Some(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let uncommitted = !crate::summary::uncommitted_files(&self.git(), "normal")?.is_empty();
+        let uncommitted = !self.uncommitted_files("normal")?.is_empty();
         Ok(WorktreeDiff { base, head, uncommitted, files: parse_numstat(&numstat), patch, truncated })
     }
 
     /// The changed lines compared with a commit, by file.
     pub fn changes(&self, against: &str) -> WorktreeResult<ChangesByFile> {
-        let index = self.index_with_untracked()?;
-        let git = self.git_with_index(&index)?;
-        let patch =
-            git.output(&[&PLAIN_DIFF_ARGS[..], &["--unified=0", "--no-renames", against, "--"]].concat())?;
+        let index = self.copy_index()?;
+        index.add_untracked(against)?;
+        let patch = index
+            .git()
+            .output(&[&PLAIN_DIFF_ARGS[..], &["--unified=0", "--no-renames", against, "--"]].concat())?;
         Ok(parse_patch(&String::from_utf8_lossy(&patch)))
     }
 
@@ -78,32 +78,6 @@ impl GitWorktree {
         let Some(target_tip) = branch_tip(&git, target)? else { return Ok(start) };
         let merge_base = git.optional_text(&["merge-base", &target_tip, head])?;
         Ok(merge_base.filter(|merge_base| merge_base != head).unwrap_or(start))
-    }
-
-    /// A copy of the index that includes untracked files. The copy is removed when dropped.
-    fn index_with_untracked(&self) -> WorktreeResult<TempPath> {
-        let index = self.copy_index()?;
-        self.git_with_index(&index)?.output(&["add", "--intent-to-add", "--", "."])?;
-        Ok(index)
-    }
-
-    /// A copy of the index, removed when dropped.
-    pub(crate) fn copy_index(&self) -> WorktreeResult<TempPath> {
-        let (dir, index) = (&self.git_dir, self.git_dir.join("index"));
-        let copy = tempfile::Builder::new().prefix("quarterdeck.index.").tempfile_in(dir);
-        let copy = copy.map_err(io_error_at("create a file in", dir))?.into_temp_path();
-        fs::copy(&index, &copy).map_err(io_error_at("copy", &index))?;
-        // The copy must have the modification time of the index. Git re-reads files that changed in the same second as
-        // the index was written; for files that look older than the index it trusts what the index says.
-        let dated = fs::metadata(&index).and_then(|metadata| metadata.modified());
-        let dated = dated.and_then(|time| fs::File::options().write(true).open(&copy)?.set_modified(time));
-        dated.map_err(io_error_at("set the modification time of", &copy))?;
-        Ok(copy)
-    }
-
-    /// Git in the worktree, with another index.
-    pub(crate) fn git_with_index(&self, index: &Path) -> WorktreeResult<Git> {
-        Ok(self.git().with_env("GIT_INDEX_FILE", path_text(index)?))
     }
 }
 

@@ -48,6 +48,36 @@ pub enum WorktreeError {
     },
     #[error("there is no worktree at {0}; it is created when the session's agent first starts")]
     NoWorktree(PathBuf),
+    /// What connects a worktree with its repository is no longer as we made it.
+    #[error(
+        "{file} was changed: it {found}, and should lead to {expected}; nothing was done with the worktree. If the work in \
+         it is yours, write `{expected_text}` into {file}"
+    )]
+    Changed {
+        /// The file that was changed.
+        file: PathBuf,
+        /// What is there now; fits after "it".
+        found: String,
+        /// Where the file should lead.
+        expected: PathBuf,
+        /// The content that the file should have.
+        expected_text: String,
+    },
+    /// A repository's configuration names another directory as its work tree.
+    #[error(
+        "git takes {top} for the work tree of {dir}, but {top}/.git does not lead to its repository; check `core.worktree` \
+         there"
+    )]
+    OtherWorkTree { dir: PathBuf, top: PathBuf },
+    /// The index of a worktree names files outside it.
+    #[error(
+        "the index of {worktree} names `{path}`, which is not a file of the worktree; run `git reset` there, or remove \
+         the worktree"
+    )]
+    IndexLeadsOut { worktree: PathBuf, path: String },
+    /// The repository has a format that could change what our commands do.
+    #[error("the repository at {repository} has the extension `{extension}`, which is not supported")]
+    UnknownExtension { repository: PathBuf, extension: String },
     /// Git has no name or email address to commit with.
     #[error(
         "git has no identity to commit with; set it with `git config --global user.name NAME` and \

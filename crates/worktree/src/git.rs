@@ -1,5 +1,9 @@
-//! Git as a subprocess. Every call names its directory, uses no shell, ignores the caller's `GIT_*` variables and the
-//! repository's hooks, and has no prompt, pager or colour. It has a time limit, and its messages are in English.
+//! Git as a subprocess. Every call names the git directory and the work tree, so git does not look for them, and reads
+//! the repository's configuration only as [`private_common_dir`](crate::private_common_dir) copies it. It uses no
+//! shell, ignores the caller's `GIT_*` variables and all hooks, opens no connection, and has no prompt, pager or colour.
+//! It has a time limit, and its messages are in English.
+//!
+//! Design: docs/design/git-reads-no-configuration-of-agents.md
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +16,7 @@ use crate::process::{self, OutputLimit, StopFlag, SubprocessError, SubprocessOut
 
 /// The maximum output of commands that list files, branches or commits.
 const OUTPUT_MAX: usize = 64 << 20;
-/// Overrides of users' settings that would make git wait, fetch, sign, or change the format of its output.
+/// Overrides of users' settings that would make git wait, run a program, fetch, sign, or change the format of its output.
 const SETTINGS: &[&str] = &[
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -32,19 +36,72 @@ const SETTINGS: &[&str] = &[
     "diff.ignoreSubmodules=none",
     "status.showUntrackedFiles=normal",
     "advice.detachedHead=false",
+    "worktree.useRelativePaths=false",
 ];
+/// The option without which `git diff` and `git status` run git in every submodule, with the configuration there. A
+/// submodule at another commit is still seen.
+pub(crate) const IGNORE_SUBMODULE_FILES: &str = "--ignore-submodules=dirty";
+/// Variables of every git command. No connection is ever opened: git fetches nothing that a partial clone lacks, and LFS
+/// uses only content that the repository has. Objects are what their ids say: the repository cannot replace one by another,
+/// which would show people something else than what is merged.
+const VARIABLES: [(&str, &str); 9] = [
+    ("LC_ALL", "C"),
+    ("GIT_TERMINAL_PROMPT", "0"),
+    ("GIT_EDITOR", "true"),
+    ("GIT_ALLOW_PROTOCOL", "none"),
+    ("GIT_PROTOCOL_FROM_USER", "0"),
+    ("GIT_NO_LAZY_FETCH", "1"),
+    ("GIT_LFS_SKIP_SMUDGE", "1"),
+    ("GIT_NO_REPLACE_OBJECTS", "1"),
+    ("GIT_GRAFT_FILE", "/dev/null/none"),
+];
+
+/// The repository that a git command works with.
+#[derive(Debug, Clone)]
+enum GitTarget {
+    /// Git looks for the repository of this directory, and reads its configuration. Only for `rev-parse`, which runs
+    /// no program whatever that configuration says.
+    Discovered(PathBuf),
+    /// These directories, whatever is written in them.
+    Directories(GitDirectories),
+    /// No repository.
+    None,
+}
+
+/// The directories of one checkout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GitDirectories {
+    /// Git's directory of the checkout: its head and its index.
+    pub(crate) git_dir: PathBuf,
+    /// Our own directory in place of the one that all checkouts of the repository share.
+    pub(crate) private_common_dir: PathBuf,
+    /// The files of the checkout. Absent for commands that need none.
+    pub(crate) work_tree: Option<PathBuf>,
+    /// Settings of this checkout alone, as `NAME=VALUE`.
+    pub(crate) settings: Vec<String>,
+}
 
 #[derive(Debug, Clone)]
 pub struct Git {
-    dir: PathBuf,
+    target: GitTarget,
     stop: StopFlag,
     env: Vec<(&'static str, String)>,
 }
 
 impl Git {
-    /// Git in this directory. `stop` ends its commands.
-    pub fn at(dir: &Path, stop: &StopFlag) -> Self {
-        Self { dir: dir.to_owned(), stop: stop.clone(), env: Vec::new() }
+    /// Git in a checkout. `stop` ends its commands.
+    pub(crate) fn in_checkout(directories: GitDirectories, stop: &StopFlag) -> Self {
+        Self { target: GitTarget::Directories(directories), stop: stop.clone(), env: Vec::new() }
+    }
+
+    /// Git that looks for the repository of a directory. Only for `rev-parse`.
+    pub(crate) fn discovering(dir: &Path, stop: &StopFlag) -> Self {
+        Self { target: GitTarget::Discovered(dir.to_owned()), stop: stop.clone(), env: Vec::new() }
+    }
+
+    /// Git without a repository.
+    pub(crate) fn without_repository(stop: &StopFlag) -> Self {
+        Self { target: GitTarget::None, stop: stop.clone(), env: Vec::new() }
     }
 
     /// Adds an environment variable.
@@ -52,10 +109,6 @@ impl Git {
     pub fn with_env(mut self, name: &'static str, value: &str) -> Self {
         self.env.push((name, value.to_owned()));
         self
-    }
-
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// Runs a command, whatever its exit status. It is an error only if git could not start, timed out or was stopped.
@@ -116,10 +169,27 @@ impl Git {
                 command.env_remove(name);
             }
         }
-        command.env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0").env("GIT_EDITOR", "true");
-        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.envs(VARIABLES);
         // Without optional locks: inspecting a worktree must not lock its index, because the agent may be using it.
-        command.arg("--no-pager").arg("--no-optional-locks").arg("-C").arg(&self.dir);
+        command.arg("--no-pager").arg("--no-optional-locks");
+        match &self.target {
+            GitTarget::Discovered(dir) => {
+                command.arg("-C").arg(dir);
+            }
+            GitTarget::Directories(directories) => {
+                let GitDirectories { git_dir, private_common_dir, work_tree, settings } = directories;
+                command.arg("-C").arg(work_tree.as_ref().unwrap_or(git_dir));
+                command.env("GIT_DIR", git_dir).env("GIT_COMMON_DIR", private_common_dir);
+                command.envs(work_tree.as_ref().map(|work_tree| ("GIT_WORK_TREE", work_tree)));
+                for setting in settings {
+                    command.arg("-c").arg(setting);
+                }
+            }
+            GitTarget::None => {
+                command.arg("-C").arg("/").env("GIT_DIR", "/dev/null");
+            }
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         for setting in SETTINGS {
             command.arg("-c").arg(setting);
         }

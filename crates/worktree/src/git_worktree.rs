@@ -1,22 +1,20 @@
-//! Creates a worktree, finishes one after a crash, and opens one. Everything known about a worktree is in git's own
-//! directory for it, so a worktree can be judged even if the session that wanted it is forgotten.
+//! Creates a worktree, finishes one after a crash, and opens one.
 //!
 //! A worktree is created in steps, and a crash can come after each: the branch, git's directory, the files, our record.
-//! The record comes last, before anyone may work there. So a worktree without a record contains nobody's work.
+//! The record comes last, before anyone may work there. So a worktree without a record contains nobody's work, unless an
+//! earlier release created it.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::{WorktreeError, WorktreeResult, io_error_at};
-use crate::git::Git;
+use crate::git::{Git, GitDirectories};
+use crate::links;
+use crate::private_common_dir::{PrivateCommonDir, configuration_text, create_missing_directories};
 use crate::process::StopFlag;
-use crate::repository::{Repository, branch_tip, checkouts, path_text};
-
-/// Our record, in git's directory of a worktree.
-const RECORD_FILE: &str = "quarterdeck.json";
+use crate::records::{EarlierRecord, GitRecords, WorktreeRecord, read_earlier_record};
+use crate::repository::{Repository, branch_tip, checkouts, common_git, path_text};
 
 /// A worktree to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,114 +30,48 @@ pub struct WorktreePlan {
     pub target: Option<String>,
 }
 
-/// An existing worktree.
+/// An existing worktree. Its paths are those of our record.
 #[derive(Debug, Clone)]
 pub struct GitWorktree {
     pub path: PathBuf,
-    /// Git's directory for this worktree.
-    pub git_dir: PathBuf,
-    /// Git's directory that all checkouts of the repository share.
-    pub common_dir: PathBuf,
     pub record: WorktreeRecord,
+    pub(crate) private_common_dir: PrivateCommonDir,
+    records: GitRecords,
     stop: StopFlag,
-}
-
-/// What we store about a worktree, in git's directory for it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorktreeRecord {
-    /// The branch that was created for the worktree.
-    pub branch: String,
-    /// The commit that the worktree started from.
-    pub base: String,
-    /// The branch that its work is merged into by default.
-    #[serde(default)]
-    pub target: Option<String>,
-    /// Whether the project's hooks and file copies for a new worktree have been done.
-    #[serde(default)]
-    pub set_up: bool,
 }
 
 impl WorktreePlan {
     /// Creates the worktree or the missing parts of it. An existing one is used as it is. `mark` is set in git's
     /// environment, so that a later process can find and end it.
-    pub fn create(&self, mark: Option<(&'static str, &str)>, stop: &StopFlag) -> WorktreeResult<GitWorktree> {
-        let path = path_text(&self.path)?;
-        let repository = Repository::of(&self.repository, stop)?;
-        let marked = |git: Git| match mark {
-            Some((name, value)) => git.with_env(name, value),
-            None => git,
-        };
-        let git = marked(repository.git(stop));
-        match inspect_path(&self.path, stop)? {
-            PathContent::Absent => {}
-            PathContent::Checkout { git_dir, common } if common == repository.common_dir => {
-                if let Some(record) = read_record(&git_dir)? {
-                    return Ok(GitWorktree {
-                        path: self.path.clone(),
-                        git_dir,
-                        common_dir: common,
-                        record,
-                        stop: stop.clone(),
-                    });
-                }
-                // No one has worked there yet. Git writes its index after the files: without an index the files are
-                // incomplete, and the process that held the index lock was stopped or died with the machine.
-                if !git_dir.join("index").exists() {
-                    drop(fs::remove_file(git_dir.join("index.lock")));
-                    marked(Git::at(&self.path, stop)).output(&["reset", "--hard", "--quiet"])?;
-                }
-                drop(git.run(&["worktree", "unlock", "--", path])?);
-                return self.write_first_record(git_dir, common, stop);
-            }
-            PathContent::Checkout { .. } => {
-                return Err(self.path_occupied("it belongs to another repository"));
-            }
-            // Only what git had written before it was stopped.
-            PathContent::EmptyWorktree => {
-                drop(fs::remove_file(self.path.join(".git")));
-                fs::remove_dir(&self.path).map_err(io_error_at("remove", &self.path))?;
-            }
-            PathContent::Other => return Err(self.path_occupied("it is not a worktree")),
-        }
-        if let Some(parent) = self.path.parent() {
-            fs::create_dir_all(parent).map_err(io_error_at("create", parent))?;
-        }
-        let full = format!("refs/heads/{}", self.branch);
-        let elsewhere = |checkout: &crate::repository::Checkout| {
-            checkout.branch.as_deref() == Some(&full) && !checkout.is_gone && checkout.path != self.path
-        };
-        if let Some(other) = checkouts(&git)?.into_iter().find(elsewhere) {
-            return Err(WorktreeError::BranchInUse { branch: self.branch.clone(), path: other.path });
-        }
-        // Forced twice, because git may remember a locked worktree at this path that no longer exists.
-        let add = ["worktree", "add", "--quiet", "--force", "--force"];
-        // An existing branch of this name is from an earlier attempt, or contains the session's commits.
-        match branch_tip(&git, &self.branch)? {
-            Some(_) => git.output(&[&add[..], &["--", path, &self.branch]].concat())?,
-            None => {
-                git.output(&[&add[..], &["--no-track", "-b", &self.branch, "--", path, &self.base]].concat())?
-            }
-        };
-        match inspect_path(&self.path, stop)? {
-            PathContent::Checkout { git_dir, common } => self.write_first_record(git_dir, common, stop),
-            _ => Err(WorktreeError::NoWorktree(self.path.clone())),
-        }
-    }
-
-    fn write_first_record(
+    pub fn create(
         &self,
-        git_dir: PathBuf,
-        common: PathBuf,
+        records: &GitRecords,
+        mark: Option<(&'static str, &str)>,
         stop: &StopFlag,
     ) -> WorktreeResult<GitWorktree> {
-        let record = WorktreeRecord {
-            branch: self.branch.clone(),
-            base: self.base.clone(),
-            target: self.target.clone(),
-            set_up: false,
-        };
-        write_record(&git_dir, &record)?;
-        Ok(GitWorktree { path: self.path.clone(), git_dir, common_dir: common, record, stop: stop.clone() })
+        path_text(&self.path)?;
+        let repository = Repository::of(&self.repository, records, stop)?;
+        let creation = WorktreeCreation { plan: self, repository, records, mark, stop };
+        match inspect_path(&self.path)? {
+            PathContent::Absent => {}
+            PathContent::Directory if records.read(&self.path)?.is_some() => {
+                let tree = GitWorktree::open(&self.path, records, stop)?;
+                return match tree.record.common_dir == creation.repository.common_dir {
+                    true => Ok(tree),
+                    false => Err(self.path_occupied("it belongs to another repository")),
+                };
+            }
+            PathContent::Directory => match linked_git_dir(&self.path) {
+                Some((git_dir, common_dir)) if common_dir == creation.repository.common_dir => {
+                    return creation.finish(git_dir);
+                }
+                Some(_) => return Err(self.path_occupied("it belongs to another repository")),
+                None if remove_empty_worktree(&self.path)? => {}
+                None => return Err(self.path_occupied("it is not a worktree")),
+            },
+            PathContent::Other => return Err(self.path_occupied("it is not a worktree")),
+        }
+        creation.begin()
     }
 
     fn path_occupied(&self, reason: &str) -> WorktreeError {
@@ -147,32 +79,152 @@ impl WorktreePlan {
     }
 }
 
-impl GitWorktree {
-    /// Opens the worktree at a path.
-    pub fn open(path: &Path, stop: &StopFlag) -> WorktreeResult<Self> {
-        match inspect_path(path, stop)? {
-            PathContent::Checkout { git_dir, common } => match read_record(&git_dir)? {
-                Some(record) => Ok(Self {
-                    path: path.to_owned(),
-                    git_dir,
-                    common_dir: common,
-                    record,
-                    stop: stop.clone(),
-                }),
-                None => Err(WorktreeError::NoWorktree(path.to_owned())),
-            },
-            _ => Err(WorktreeError::NoWorktree(path.to_owned())),
+/// A worktree that is being created.
+struct WorktreeCreation<'a> {
+    plan: &'a WorktreePlan,
+    repository: Repository,
+    records: &'a GitRecords,
+    mark: Option<(&'static str, &'a str)>,
+    stop: &'a StopFlag,
+}
+
+impl WorktreeCreation<'_> {
+    /// Creates the worktree where nothing is.
+    fn begin(&self) -> WorktreeResult<GitWorktree> {
+        let Repository { common_dir, private_common_dir, top, .. } = &self.repository;
+        let WorktreePlan { path, branch, base, .. } = self.plan;
+        // The record of a worktree that was here before would make the new one look finished.
+        self.records.remove(path)?;
+        if let Some(parent) = path.parent() {
+            links::create_directory(parent)?;
+        }
+        create_missing_directories(common_dir)?;
+        let full = format!("refs/heads/{branch}");
+        for checkout in checkouts(common_dir, private_common_dir, top) {
+            let git = checkout.git(common_dir, private_common_dir, self.stop);
+            if checkout.path != *path && checkout.branch(&git)?.as_ref() == Some(&full) {
+                return Err(WorktreeError::BranchInUse { branch: branch.clone(), path: checkout.path });
+            }
+        }
+        let git = self.marked(self.repository.common_git(self.stop));
+        // Forced twice, because git may remember a locked worktree at this path that no longer exists. Without the files,
+        // because they are checked out with our own directories.
+        let add = ["worktree", "add", "--quiet", "--force", "--force", "--no-checkout"];
+        let path = path_text(path)?;
+        // An existing branch of this name is from an earlier attempt, or contains the session's commits.
+        match branch_tip(&git, branch)? {
+            Some(_) => git.output(&[&add[..], &["--", path, branch]].concat())?,
+            None => git.output(&[&add[..], &["--no-track", "-b", branch, "--", path, base]].concat())?,
+        };
+        match linked_git_dir(&self.plan.path) {
+            Some((git_dir, found)) if found == *common_dir => self.finish(git_dir),
+            _ => Err(WorktreeError::NoWorktree(self.plan.path.clone())),
         }
     }
 
+    /// Completes a worktree for which git has a directory: its files, and our record.
+    fn finish(&self, git_dir: PathBuf) -> WorktreeResult<GitWorktree> {
+        let WorktreePlan { path, branch, base, target, .. } = self.plan;
+        let earlier = read_earlier_record(&git_dir)?;
+        let settings = match (&earlier, git_dir.join("info/sparse-checkout").exists()) {
+            (None, true) => self.repository.private_common_dir.main_checkout_settings.clone(),
+            _ => Vec::new(),
+        };
+        let record = WorktreeRecord {
+            git_dir,
+            common_dir: self.repository.common_dir.clone(),
+            repository: self.repository.top.clone(),
+            branch: branch.clone(),
+            base: base.clone(),
+            target: target.clone(),
+            set_up: earlier.as_ref().is_some_and(|earlier| earlier.set_up),
+            settings,
+        };
+        let tree = GitWorktree {
+            path: path.clone(),
+            record,
+            private_common_dir: self.repository.private_common_dir.clone(),
+            records: self.records.clone(),
+            stop: self.stop.clone(),
+        };
+        if earlier.is_none() {
+            self.check_out(&tree)?;
+        }
+        self.records.write(path, &tree.record)?;
+        Ok(tree)
+    }
+
+    /// Writes the files of a worktree in which no one has worked yet.
+    fn check_out(&self, tree: &GitWorktree) -> WorktreeResult<()> {
+        let git_dir = &tree.record.git_dir;
+        // Git has written the path of our private common directory, which only we use.
+        links::write_pointer(&tree.path, git_dir)?;
+        drop(fs::remove_file(git_dir.join("locked")));
+        if !tree.record.settings.is_empty() {
+            let file = git_dir.join("config.worktree");
+            let text = configuration_text(&tree.record.settings);
+            qd_files::replace_file(&file, text.as_bytes()).map_err(io_error_at("write", &file))?;
+        }
+        // Git writes its index after the files: without an index the files are incomplete, and the process that held
+        // the index lock was stopped or died with the machine.
+        if !git_dir.join("index").exists() {
+            drop(fs::remove_file(git_dir.join("index.lock")));
+            let git = self.marked(tree.git());
+            git.output(&["symbolic-ref", "HEAD", &format!("refs/heads/{}", self.plan.branch)])?;
+            git.output(&["reset", "--hard", "--quiet"])?;
+        }
+        Ok(())
+    }
+
+    fn marked(&self, git: Git) -> Git {
+        match self.mark {
+            Some((name, value)) => git.with_env(name, value),
+            None => git,
+        }
+    }
+}
+
+impl GitWorktree {
+    /// Opens the worktree at a path. It must be as we recorded it.
+    pub fn open(path: &Path, records: &GitRecords, stop: &StopFlag) -> WorktreeResult<Self> {
+        let tree = Self::open_recorded(path, records, stop)?;
+        let WorktreeRecord { git_dir, common_dir, .. } = &tree.record;
+        links::check_links(path, git_dir, common_dir)?;
+        Ok(tree)
+    }
+
+    /// Opens the worktree at a path, whatever it says about itself. Only for removing it.
+    pub fn open_recorded(path: &Path, records: &GitRecords, stop: &StopFlag) -> WorktreeResult<Self> {
+        let no_worktree = || WorktreeError::NoWorktree(path.to_owned());
+        if !matches!(inspect_path(path)?, PathContent::Directory) {
+            return Err(no_worktree());
+        }
+        let record = match records.read(path)? {
+            Some(record) => record,
+            None => adopt_earlier_record(path, records)?.ok_or_else(no_worktree)?,
+        };
+        if !record.git_dir.is_dir() || !record.common_dir.is_dir() {
+            return Err(no_worktree());
+        }
+        let private_common_dir = records.private_common_dir(&record.common_dir, stop)?;
+        let (path, records, stop) = (path.to_owned(), records.clone(), stop.clone());
+        Ok(Self { path, record, private_common_dir, records, stop })
+    }
+
     /// Git in the worktree.
-    pub fn git(&self) -> Git {
-        Git::at(&self.path, &self.stop)
+    pub(crate) fn git(&self) -> Git {
+        let directories = GitDirectories {
+            git_dir: self.record.git_dir.clone(),
+            private_common_dir: self.private_common_dir.path.clone(),
+            work_tree: Some(self.path.clone()),
+            settings: self.record.settings.clone(),
+        };
+        Git::in_checkout(directories, &self.stop)
     }
 
     /// Git in the directory that all checkouts share, for operations that may outlive the worktree.
-    pub fn repository_git(&self) -> Git {
-        Git::at(&self.common_dir, &self.stop)
+    pub(crate) fn repository_git(&self) -> Git {
+        common_git(&self.record.common_dir, &self.private_common_dir, &self.stop)
     }
 
     /// The flag that stops this worktree's git commands.
@@ -180,10 +232,21 @@ impl GitWorktree {
         &self.stop
     }
 
+    pub(crate) fn records(&self) -> &GitRecords {
+        &self.records
+    }
+
     /// Records that the setup of the new worktree is done.
     pub fn mark_set_up(&mut self) -> WorktreeResult<()> {
         self.record.set_up = true;
-        write_record(&self.git_dir, &self.record)
+        self.records.write(&self.path, &self.record)
+    }
+
+    /// The top directory of the repository that the worktree belongs to.
+    pub fn repository_top(&self) -> &Path {
+        let common_dir = &self.record.common_dir;
+        let top = common_dir.parent().filter(|_| common_dir.file_name().is_some_and(|name| name == ".git"));
+        top.unwrap_or(common_dir)
     }
 
     /// Whether the repository has submodules. They are not checked out in the worktree.
@@ -198,7 +261,7 @@ impl GitWorktree {
 
     /// The unfinished operation in the worktree, if any, such as "a merge".
     pub fn operation_in_progress(&self) -> Option<&'static str> {
-        operation_in_progress(&self.git_dir)
+        operation_in_progress(&self.record.git_dir)
     }
 }
 
@@ -218,57 +281,50 @@ pub(crate) fn operation_in_progress(git_dir: &Path) -> Option<&'static str> {
 /// What is at the path of a worktree.
 enum PathContent {
     Absent,
-    /// The top directory of a checkout.
-    Checkout {
-        git_dir: PathBuf,
-        common: PathBuf,
-    },
-    /// An empty directory, or one that contains only git's pointer file.
-    EmptyWorktree,
+    Directory,
+    /// A file, or a symlink, which would lead to something that is not ours.
     Other,
 }
 
-fn inspect_path(path: &Path, stop: &StopFlag) -> WorktreeResult<PathContent> {
+fn inspect_path(path: &Path) -> WorktreeResult<PathContent> {
     match path.symlink_metadata() {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(PathContent::Absent),
-        Err(error) => return Err(io_error_at("inspect", path)(error)),
-        // A symlink would lead to something that is not ours.
-        Ok(metadata) if !metadata.is_dir() => return Ok(PathContent::Other),
-        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(PathContent::Absent),
+        Err(error) => Err(io_error_at("inspect", path)(error)),
+        Ok(metadata) if metadata.is_dir() => Ok(PathContent::Directory),
+        Ok(_) => Ok(PathContent::Other),
     }
-    let git = Git::at(path, stop);
-    // In a worktree `.git` is a file. A directory would be a repository that someone created there.
-    let has_pointer = path.join(".git").symlink_metadata().is_ok_and(|metadata| metadata.is_file());
-    let rev_parse = |what: &str| git.optional_text(&["rev-parse", "--path-format=absolute", what]);
-    if has_pointer
-        && let Some(top) = rev_parse("--show-toplevel")?
-        && Path::new(&top) == path.canonicalize().map_err(io_error_at("resolve", path))?
-        && let (Some(git_dir), Some(common)) = (rev_parse("--git-dir")?, rev_parse("--git-common-dir")?)
-    {
-        let resolved = |text: String| Path::new(&text).canonicalize().unwrap_or(PathBuf::from(text));
-        return Ok(PathContent::Checkout { git_dir: resolved(git_dir), common: resolved(common) });
-    }
+}
+
+/// Git's directory of a worktree, and the one that all checkouts share, if these and the worktree lead to each other.
+fn linked_git_dir(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let git_dir = links::git_dir_of(path).ok()?;
+    let common_dir = links::common_dir_of(&git_dir).ok()?;
+    links::check_links(path, &git_dir, &common_dir).ok()?;
+    Some((git_dir, common_dir))
+}
+
+/// Takes over the record that an earlier release made of a worktree. A wrong one does no harm beyond the worktree: with
+/// our directories, git runs nothing that its repository configures.
+fn adopt_earlier_record(path: &Path, records: &GitRecords) -> WorktreeResult<Option<WorktreeRecord>> {
+    let Some((git_dir, common_dir)) = linked_git_dir(path) else { return Ok(None) };
+    let Some(earlier) = read_earlier_record(&git_dir)? else { return Ok(None) };
+    let EarlierRecord { branch, base, target, set_up } = earlier;
+    let repository = common_dir.parent().unwrap_or(&common_dir).to_owned();
+    let settings = Vec::new();
+    let record = WorktreeRecord { git_dir, common_dir, repository, branch, base, target, set_up, settings };
+    records.write(path, &record)?;
+    Ok(Some(record))
+}
+
+/// Removes a directory that has only what git had written before it was stopped. False if there is something else in it.
+fn remove_empty_worktree(path: &Path) -> WorktreeResult<bool> {
     let mut entries = fs::read_dir(path).map_err(io_error_at("read", path))?;
-    let only_pointer =
-        entries.all(|entry| entry.is_ok_and(|entry| has_pointer && entry.file_name() == ".git"));
-    Ok(if only_pointer { PathContent::EmptyWorktree } else { PathContent::Other })
-}
-
-fn read_record(git_dir: &Path) -> WorktreeResult<Option<WorktreeRecord>> {
-    let path = git_dir.join(RECORD_FILE);
-    match fs::read(&path) {
-        // An unreadable record is an error: it does not prove that no one has worked there.
-        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| WorktreeError::PathOccupied {
-            path,
-            reason: format!("it is not a Quarterdeck record ({error})"),
-        }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error_at("read", &path)(error)),
+    let pointer = path.join(".git");
+    let has_pointer = pointer.symlink_metadata().is_ok_and(|metadata| metadata.is_file());
+    if !entries.all(|entry| entry.is_ok_and(|entry| has_pointer && entry.file_name() == ".git")) {
+        return Ok(false);
     }
-}
-
-fn write_record(git_dir: &Path, record: &WorktreeRecord) -> WorktreeResult<()> {
-    let path = git_dir.join(RECORD_FILE);
-    let text = serde_json::to_vec(record).map_err(|error| io_error_at("write", &path)(error.into()))?;
-    qd_files::replace_file(&path, &text).map_err(io_error_at("write", &path))
+    drop(fs::remove_file(pointer));
+    fs::remove_dir(path).map_err(io_error_at("remove", path))?;
+    Ok(true)
 }

@@ -29,7 +29,8 @@ pub fn run(
     lines.iter().map(|line| run_line(line, dir, env, stop)).collect()
 }
 
-fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> WorktreeResult<HookOutput> {
+/// The process of a hook. Every hook is started from this command, so what confines hooks belongs here.
+fn hook_command(line: &str, dir: &Path, env: &[(&str, &str)]) -> Command {
     let mut command = Command::new("/bin/sh");
     // Standard output and error go to the same pipe, so that their order is kept.
     command.args(["-c", "exec 2>&1; eval \"$1\"", "sh", line]).current_dir(dir);
@@ -39,6 +40,11 @@ fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> Wo
         }
     }
     command.envs(env.iter().copied());
+    command
+}
+
+fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> WorktreeResult<HookOutput> {
+    let command = hook_command(line, dir, env);
     let failed =
         |detail: String| WorktreeError::HookFailed { line: line.to_owned(), path: dir.to_owned(), detail };
     let output_limit = OutputLimit::Tail(HOOK_OUTPUT_MAX);

@@ -11,8 +11,9 @@ use qd_protocol::limits::{BRING_FILES_MAX, BRING_MIB_MAX, HOOKS_MAX};
 use rustix::fs::OFlags;
 
 use crate::error::{WorktreeError, WorktreeResult, io_error_at};
-use crate::git::{Git, git_failed};
+use crate::git::git_failed;
 use crate::process::{OutputLimit, StopFlag};
+use crate::repository::Repository;
 
 /// The maximum depth of directories that a pattern matches.
 const DEPTH_MAX: usize = 32;
@@ -46,10 +47,10 @@ pub fn check_pattern(pattern: &str) -> WorktreeResult<()> {
     Ok(())
 }
 
-/// Copies the ignored files that match the patterns from one checkout to another. Existing files are kept.
+/// Copies the ignored files that match the patterns from a checkout to another directory. Existing files are kept.
 pub fn copy_ignored_files(
     patterns: &[String],
-    from: &Path,
+    from: &Repository,
     to: &Path,
     stop: &StopFlag,
 ) -> WorktreeResult<CopiedFiles> {
@@ -57,7 +58,7 @@ pub fn copy_ignored_files(
     for pattern in patterns.iter().take(HOOKS_MAX) {
         check_pattern(pattern)?;
         let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
-        collect_matches(from, Path::new(""), &parts, 0, &mut matches)
+        collect_matches(&from.top, Path::new(""), &parts, 0, &mut matches)
             .map_err(|reason| WorktreeError::BadPattern { pattern: pattern.clone(), reason })?;
     }
     matches.sort();
@@ -74,7 +75,7 @@ pub fn copy_ignored_files(
         if stop.is_set() {
             return Err(WorktreeError::Stopped);
         }
-        match copy_file(from, to, &file, &mut bytes).map_err(io_error_at("copy", &file))? {
+        match copy_file(&from.top, to, &file, &mut bytes).map_err(io_error_at("copy", &file))? {
             None => copied.files.push(name),
             Some(reason) => copied.skipped.push(format!("{name}: {reason}")),
         }
@@ -145,7 +146,7 @@ fn matches_pattern(pattern: &str, name: &str) -> bool {
 }
 
 /// The files that git ignores.
-fn filter_ignored(top: &Path, files: &[PathBuf], stop: &StopFlag) -> WorktreeResult<Vec<PathBuf>> {
+fn filter_ignored(checkout: &Repository, files: &[PathBuf], stop: &StopFlag) -> WorktreeResult<Vec<PathBuf>> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
@@ -155,7 +156,7 @@ fn filter_ignored(top: &Path, files: &[PathBuf], stop: &StopFlag) -> WorktreeRes
         input.push(0);
     }
     let args = ["check-ignore", "-z", "--stdin"];
-    let output = Git::at(top, stop).run_with(&args, Some(input), OutputLimit::Head(64 << 20))?;
+    let output = checkout.git(stop).run_with(&args, Some(input), OutputLimit::Head(64 << 20))?;
     // Exit status 1 means that none of them is ignored.
     if !matches!(output.status.code(), Some(0 | 1)) {
         return Err(git_failed(&args, &output));

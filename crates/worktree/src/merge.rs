@@ -1,4 +1,4 @@
-//! Merges a worktree's work into a branch, or changes nothing at all. Everything is first tried in a scratch worktree,
+//! Merges a worktree's work into a branch, or changes nothing at all. Everything is first tried in a scratch checkout,
 //! with a commit that no branch refers to yet. Only if that succeeds is the session's branch moved, and then the target
 //! branch, only if it is still where it was. A crash in between leaves the session's work committed on its own branch,
 //! and the merge can be requested again.
@@ -9,12 +9,19 @@ use std::path::{Path, PathBuf};
 use qd_protocol::limits::CONFLICT_MAX;
 use qd_protocol::worktree::MergeConflict;
 
+use crate::changes::PLAIN_DIFF_ARGS;
 use crate::error::{WorktreeError, WorktreeResult, io_error_at};
-use crate::git::{Git, error_text, git_failed};
+use crate::git::{Git, GitDirectories, error_text, git_failed};
 use crate::git_worktree::{GitWorktree, operation_in_progress};
+use crate::links::{create_directory, read_regular_file};
+use crate::private_common_dir::create_missing_directories;
 use crate::process::OutputLimit;
-use crate::repository::{branch_tip, checkouts, path_text};
+use crate::records::WorktreeRecord;
+use crate::repository::{Checkout, branch_tip, checkouts};
 use crate::summary::uncommitted_files;
+
+/// The maximum size of the patterns of a sparse checkout.
+const PATTERNS_MAX: u64 = 4 << 20;
 
 #[derive(Debug, Clone)]
 pub struct MergeOptions<'a> {
@@ -24,7 +31,7 @@ pub struct MergeOptions<'a> {
     pub squash: bool,
     /// The message of the commits.
     pub message: &'a str,
-    /// The path of the scratch worktree. Anything there is removed.
+    /// The path of the scratch checkout. Anything there is removed.
     pub scratch: &'a Path,
 }
 
@@ -45,12 +52,13 @@ pub struct MergeOutcome {
 impl GitWorktree {
     /// Merges the worktree's work into a branch.
     pub fn merge(&self, merge: &MergeOptions<'_>) -> WorktreeResult<MergeOutcome> {
+        create_missing_directories(&self.record.common_dir)?;
         let repository_git = self.repository_git();
         let into =
             merge.into.map(str::to_owned).or(self.record.target.clone()).ok_or(WorktreeError::NoTarget)?;
         let old = branch_tip(&repository_git, &into)?.ok_or_else(|| WorktreeError::NoBranch {
             name: into.clone(),
-            repository: self.common_dir.clone(),
+            repository: self.record.common_dir.clone(),
         })?;
         if let Some(operation) = self.operation_in_progress() {
             return Err(WorktreeError::Unfinished { path: self.path.clone(), operation });
@@ -73,10 +81,9 @@ impl GitWorktree {
         }
         let Some(new) = new else { return Ok(outcome) };
         match &checkout {
-            Some(path) => {
-                let git = Git::at(path, self.stop());
+            Some(checkout) => {
                 let args = ["merge", "--ff-only", "--quiet", &new];
-                let output = git.run(&args)?;
+                let output = self.checkout_git(checkout).run(&args)?;
                 if !output.status.success() {
                     return Err(WorktreeError::BranchMoved {
                         branch: outcome.into,
@@ -96,29 +103,31 @@ impl GitWorktree {
                 }
             }
         }
+        let checkout = checkout.map(|checkout| checkout.path);
         Ok(MergeOutcome { commit: new, has_moved: true, checkout, ..outcome })
     }
 
+    fn checkout_git(&self, checkout: &Checkout) -> Git {
+        checkout.git(&self.record.common_dir, &self.private_common_dir, self.stop())
+    }
+
     /// The checkout of a branch, if it has one. It must be clean, because it will be updated.
-    fn clean_checkout_of(&self, branch: &str) -> WorktreeResult<Option<PathBuf>> {
+    fn clean_checkout_of(&self, branch: &str) -> WorktreeResult<Option<Checkout>> {
         let full = format!("refs/heads/{branch}");
-        for checkout in checkouts(&self.repository_git())?.into_iter().filter(|checkout| !checkout.is_gone) {
-            let git = Git::at(&checkout.path, self.stop());
-            let Some(git_dir) = git.optional_text(&["rev-parse", "--absolute-git-dir"])? else { continue };
-            let git_dir = Path::new(&git_dir);
+        let WorktreeRecord { common_dir, repository, .. } = &self.record;
+        for checkout in checkouts(common_dir, &self.private_common_dir, repository) {
+            let git = self.checkout_git(&checkout);
             // A branch that is being rebased is not checked out anywhere, but must not be moved either.
-            let is_rebasing = ["rebase-merge/head-name", "rebase-apply/head-name"]
-                .iter()
-                .any(|file| fs::read_to_string(git_dir.join(file)).is_ok_and(|name| name.trim() == full));
+            let is_rebasing = ["rebase-merge/head-name", "rebase-apply/head-name"].iter().any(|file| {
+                fs::read_to_string(checkout.git_dir.join(file)).is_ok_and(|name| name.trim() == full)
+            });
             if is_rebasing {
                 return Err(WorktreeError::Unfinished { path: checkout.path, operation: "a rebase" });
             }
-            if checkout.branch.as_deref() != Some(&full)
-                || git.output_text(&["rev-parse", "--is-bare-repository"])? == "true"
-            {
+            if checkout.branch(&git)?.as_ref() != Some(&full) {
                 continue;
             }
-            if let Some(operation) = operation_in_progress(git_dir) {
+            if let Some(operation) = operation_in_progress(&checkout.git_dir) {
                 return Err(WorktreeError::Unfinished { path: checkout.path, operation });
             }
             // Untracked files stay where they are. If one is in the way, git refuses and moves nothing.
@@ -130,7 +139,7 @@ impl GitWorktree {
                     count,
                 });
             }
-            return Ok(Some(checkout.path));
+            return Ok(Some(checkout));
         }
         Ok(None)
     }
@@ -139,8 +148,10 @@ impl GitWorktree {
     /// index or file is changed.
     fn candidate_commit(&self, message: &str) -> WorktreeResult<(String, String)> {
         let head = self.head()?;
-        let files = uncommitted_files(&self.git(), "all")?;
         self.check_identity()?;
+        let index = self.copy_index()?;
+        let git = index.git();
+        let files = uncommitted_files(git, "all")?;
         if let Some(file) = files.iter().find(|file| file.is_unmerged()) {
             let operation = "a merge";
             return Err(WorktreeError::Unfinished { path: self.path.join(&file.path), operation });
@@ -152,9 +163,7 @@ impl GitWorktree {
         if files.is_empty() {
             return Ok((head.clone(), head));
         }
-        let index = self.copy_index()?;
-        let git = self.git_with_index(&index)?;
-        git.output(&["add", "--all", "--", "."])?;
+        index.add_files(&files)?;
         let tree = git.output_text(&["write-tree"])?;
         // Differences that git normalizes, such as line endings, are not changes.
         if tree == git.output_text(&["rev-parse", "--verify", &format!("{head}^{{tree}}")])? {
@@ -188,7 +197,7 @@ impl GitWorktree {
         git.output(&["reset", "--quiet", "--mixed"]).map(drop)
     }
 
-    /// Merges in a scratch worktree. Returns the new commit, or nothing if the merge would change nothing.
+    /// Merges in a scratch checkout. Returns the new commit, or nothing if the merge would change nothing.
     fn try_merge(
         &self,
         merge: &MergeOptions<'_>,
@@ -196,9 +205,8 @@ impl GitWorktree {
         old: &str,
         candidate: &str,
     ) -> WorktreeResult<Option<String>> {
-        let scratch = ScratchWorktree::new(self, merge.scratch, old)?;
-        // Files in LFS need not be downloaded, because their pointers are merged.
-        let git = Git::at(merge.scratch, self.stop()).with_env("GIT_LFS_SKIP_SMUDGE", "1");
+        let scratch = ScratchCheckout::new(self, merge.scratch, old)?;
+        let git = scratch.git();
         let args: &[&str] = match merge.squash {
             true => &["merge", "--squash", "--no-verify", candidate],
             false => &["merge", "--no-ff", "--no-edit", "--no-verify", "-m", merge.message, candidate],
@@ -212,14 +220,12 @@ impl GitWorktree {
             });
         }
         if merge.squash {
-            if git.exits_zero(&["diff", "--cached", "--quiet", "--no-ext-diff"])? {
+            if git.exits_zero(&[&PLAIN_DIFF_ARGS[..], &["--cached", "--quiet"]].concat())? {
                 return Ok(None);
             }
             git.output(&["commit", "--quiet", "--no-verify", "-m", merge.message])?;
         }
-        let new = git.output_text(&["rev-parse", "--verify", "HEAD^{commit}"])?;
-        drop(scratch);
-        Ok(Some(new))
+        Ok(Some(git.output_text(&["rev-parse", "--verify", "HEAD^{commit}"])?))
     }
 }
 
@@ -229,7 +235,7 @@ fn read_conflicts(git: &Git) -> WorktreeResult<Vec<MergeConflict>> {
     let mut remaining = CONFLICT_MAX;
     let mut conflicts = Vec::new();
     for file in files.into_iter().filter(|file| file.is_unmerged()) {
-        let args = ["diff", "--no-ext-diff", "--no-textconv", "--", &file.path];
+        let args = [&PLAIN_DIFF_ARGS[..], &["--", &file.path]].concat();
         let git = git.clone().with_env("GIT_LITERAL_PATHSPECS", "1");
         let output = git.run_with(&args, None, OutputLimit::Head(remaining))?;
         remaining -= output.stdout.len().min(remaining);
@@ -251,43 +257,74 @@ fn read_conflicts(git: &Git) -> WorktreeResult<Vec<MergeConflict>> {
     Ok(conflicts)
 }
 
-/// A worktree for trying a merge. It never contains anyone's work, so it is removed whatever is in it.
-struct ScratchWorktree<'a> {
+/// A checkout for trying a merge. The repository does not know of it: its git directory is ours, and it is removed
+/// whatever is in it, because it never contains anyone's work.
+struct ScratchCheckout<'a> {
     tree: &'a GitWorktree,
     path: &'a Path,
 }
 
-impl<'a> ScratchWorktree<'a> {
+impl<'a> ScratchCheckout<'a> {
     fn new(tree: &'a GitWorktree, path: &'a Path, at: &str) -> WorktreeResult<Self> {
         let scratch = Self { tree, path };
         scratch.remove();
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(io_error_at("create", parent))?;
+        let (work_tree, git_dir) = scratch.directories();
+        create_directory(&work_tree)?;
+        create_directory(&git_dir)?;
+        let write = |name: &str, text: &str| {
+            let file = git_dir.join(name);
+            fs::write(&file, text).map_err(io_error_at("write", &file))
+        };
+        if tree.record.common_dir.join("reftable").exists() {
+            // Git's newer format of refs: an empty stack of tables, and a head for older versions.
+            create_directory(&git_dir.join("reftable"))?;
+            write("reftable/tables.list", "")?;
+            write("HEAD", "ref: refs/heads/.invalid\n")?;
+            scratch.git().output(&["update-ref", "--no-deref", "HEAD", at])?;
+        } else {
+            write("HEAD", &format!("{at}\n"))?;
         }
-        let git = tree.repository_git().with_env("GIT_LFS_SKIP_SMUDGE", "1");
-        let add =
-            ["worktree", "add", "--quiet", "--force", "--force", "--detach", "--", path_text(path)?, at];
-        git.output(&add)?;
+        // Only the files that the worktree has are needed to merge.
+        let patterns = tree.record.git_dir.join("info/sparse-checkout");
+        if let Ok(patterns) = read_regular_file(&patterns, PATTERNS_MAX) {
+            create_directory(&git_dir.join("info"))?;
+            write("info/sparse-checkout", &String::from_utf8_lossy(&patterns))?;
+        }
+        scratch.git().output(&["reset", "--hard", "--quiet"])?;
         Ok(scratch)
     }
 
+    /// The directory of the files, and that of git.
+    fn directories(&self) -> (PathBuf, PathBuf) {
+        (self.path.join("files"), self.path.join("git"))
+    }
+
+    fn git(&self) -> Git {
+        let (work_tree, git_dir) = self.directories();
+        let directories = GitDirectories {
+            git_dir,
+            private_common_dir: self.tree.private_common_dir.path.clone(),
+            work_tree: Some(work_tree),
+            settings: self.tree.record.settings.clone(),
+        };
+        Git::in_checkout(directories, self.tree.stop())
+    }
+
     fn remove(&self) {
-        // With a flag of its own, because this must run even if everything is to stop: it is quick, and nobody would
-        // remove it later.
-        let git = Git::at(&self.tree.common_dir, &crate::StopFlag::default());
-        let Ok(path) = path_text(self.path) else { return };
-        if !self.path.exists() {
-            return;
+        // Earlier releases made it known to the repository, and a crash may have left it so.
+        if self.path.join(".git").exists() {
+            let path = self.path.canonicalize().ok();
+            let WorktreeRecord { common_dir, repository, .. } = &self.tree.record;
+            let mut checkouts = checkouts(common_dir, &self.tree.private_common_dir, repository).into_iter();
+            if let Some(checkout) = checkouts.find(|checkout| Some(&checkout.path) == path.as_ref()) {
+                drop(fs::remove_dir_all(checkout.git_dir));
+            }
         }
-        let removed = git.run(&["worktree", "remove", "--force", "--force", "--", path]);
-        if !removed.is_ok_and(|output| output.status.success()) {
-            drop(fs::remove_dir_all(self.path));
-            drop(git.run(&["worktree", "prune"]));
-        }
+        drop(fs::remove_dir_all(self.path));
     }
 }
 
-impl Drop for ScratchWorktree<'_> {
+impl Drop for ScratchCheckout<'_> {
     fn drop(&mut self) {
         self.remove();
     }

@@ -9,7 +9,7 @@ use qd_protocol::limits::WORKTREE_FILES_MAX;
 use qd_protocol::worktree::WorktreeStatus;
 
 use crate::error::WorktreeResult;
-use crate::git::Git;
+use crate::git::{Git, IGNORE_SUBMODULE_FILES};
 use crate::git_worktree::GitWorktree;
 use crate::repository::branch_tip;
 
@@ -39,6 +39,16 @@ impl UncommittedFile {
         self.code == "??"
     }
 
+    /// Whether the file was deleted, and the index still has it.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.code.ends_with('D')
+    }
+
+    /// Whether the index does not have the current content of the file.
+    pub(crate) fn is_unstaged(&self) -> bool {
+        !self.is_missing() && !self.code.ends_with([' ', 'm'])
+    }
+
     /// Whether the file has an unresolved conflict.
     pub(crate) fn is_unmerged(&self) -> bool {
         self.code.contains('U') || matches!(self.code.as_str(), "AA" | "DD")
@@ -48,7 +58,7 @@ impl UncommittedFile {
 impl GitWorktree {
     /// Finds the unmerged work in the worktree.
     pub fn summarize(&self) -> WorktreeResult<WorktreeSummary> {
-        let changed_files = uncommitted_files(&self.git(), "normal")?.len() as u64;
+        let changed_files = self.uncommitted_files("normal")?.len() as u64;
         let head = self.head()?;
         let repository_git = self.repository_git();
         // The agent may have checked out something else, so both that and the session's branch count.
@@ -68,6 +78,15 @@ impl GitWorktree {
             (0, 0, false) => WorktreeStatus::Merged,
         };
         Ok(WorktreeSummary { state, changed_files, ahead })
+    }
+
+    /// The files with uncommitted changes, and the submodules that have some. See [`uncommitted_files`].
+    pub(crate) fn uncommitted_files(&self, untracked: &str) -> WorktreeResult<Vec<UncommittedFile>> {
+        let mut files = uncommitted_files(&self.git(), untracked)?;
+        if self.has_submodules() {
+            files.extend(self.changed_submodules()?);
+        }
+        Ok(files)
     }
 
     /// Whether nothing is lost with a commit: it is the commit that the worktree started from, another branch or tag
@@ -106,10 +125,11 @@ impl GitWorktree {
 }
 
 /// The files with uncommitted changes. `untracked` is git's mode for untracked files: `no`, `normal` (an untracked
-/// directory is one entry) or `all`.
+/// directory is one entry) or `all`. Changes inside submodules are not among them.
 pub(crate) fn uncommitted_files(git: &Git, untracked: &str) -> WorktreeResult<Vec<UncommittedFile>> {
     let untracked = format!("--untracked-files={untracked}");
-    let list = git.output(&["status", "--porcelain=v1", "-z", "--no-renames", &untracked])?;
+    let list =
+        git.output(&["status", "--porcelain=v1", "-z", "--no-renames", IGNORE_SUBMODULE_FILES, &untracked])?;
     let list = String::from_utf8_lossy(&list);
     let entries = list.split('\0').filter_map(|entry| Some((entry.get(..2)?, entry.get(3..)?)));
     Ok(entries.map(|(code, path)| UncommittedFile { code: code.to_owned(), path: path.to_owned() }).collect())

@@ -4,14 +4,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use qd_protocol::worktree::WorktreeStatus;
 use qd_testkit::git::{commit, git, make_repository};
 use qd_worktree::merge::{MergeOptions, MergeOutcome};
 use qd_worktree::{
-    GitWorktree, Repository, StopFlag, WorktreeError, WorktreePlan, ignored_files, overlap, remove,
+    GitRecords, GitWorktree, Repository, StopFlag, WorktreeError, WorktreePlan, WorktreeResult,
+    ignored_files, overlap, remove,
 };
 
 /// A repository with one commit on `main`, and space for worktrees next to it.
@@ -34,6 +35,23 @@ impl TestRepository {
         self.path().join("repo")
     }
 
+    fn records(&self) -> GitRecords {
+        GitRecords::in_folder(&self.path().join("records"))
+    }
+
+    /// The repository of a directory.
+    fn find(&self, dir: &Path) -> WorktreeResult<Repository> {
+        Repository::of(dir, &self.records(), &StopFlag::default())
+    }
+
+    fn open(&self, path: &Path) -> WorktreeResult<GitWorktree> {
+        GitWorktree::open(path, &self.records(), &StopFlag::default())
+    }
+
+    fn create(&self, plan: &WorktreePlan) -> WorktreeResult<GitWorktree> {
+        plan.create(&self.records(), None, &StopFlag::default())
+    }
+
     fn git(&self, args: &[&str]) -> String {
         git(&self.repo(), args)
     }
@@ -48,7 +66,7 @@ impl TestRepository {
 
     fn plan_from(&self, name: &str, base: Option<&str>) -> WorktreePlan {
         let stop = StopFlag::default();
-        let origin = Repository::of(&self.repo(), &stop).unwrap().worktree_origin(base, &stop).unwrap();
+        let origin = self.find(&self.repo()).unwrap().worktree_origin(base, &stop).unwrap();
         WorktreePlan {
             repository: self.repo(),
             path: self.path().join("worktrees").join(name),
@@ -59,7 +77,7 @@ impl TestRepository {
     }
 
     fn tree(&self, name: &str) -> GitWorktree {
-        self.plan(name).create(None, &StopFlag::default()).unwrap()
+        self.create(&self.plan(name)).unwrap()
     }
 
     fn merge(
@@ -105,7 +123,7 @@ fn a_worktree_begins_at_the_branch_that_is_named() {
     assert_eq!((plan.base.as_str(), plan.target.as_deref()), (main.as_str(), Some("main")));
     let stop = StopFlag::default();
     for name in ["nosuch", "--force", "a..b", "", "a b", "main~1"] {
-        let checkout = Repository::of(&repository.repo(), &stop).unwrap();
+        let checkout = repository.find(&repository.repo()).unwrap();
         let error = checkout.worktree_origin(Some(name), &stop).unwrap_err();
         assert!(matches!(error, WorktreeError::NoBranch { .. }), "{name}: {error}");
     }
@@ -113,17 +131,18 @@ fn a_worktree_begins_at_the_branch_that_is_named() {
 
 #[test]
 fn a_directory_outside_git_is_refused_and_stays_one() {
+    let repository = TestRepository::new();
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "x").unwrap();
-    let error = Repository::of(dir.path(), &StopFlag::default()).unwrap_err();
+    let error = repository.find(dir.path()).unwrap_err();
     assert!(matches!(error, WorktreeError::NotARepository(_)), "{error}");
     assert!(!dir.path().join(".git").exists());
     let bare = dir.path().join("bare.git");
     git(dir.path(), &["init", "-q", "--bare", bare.to_str().unwrap()]);
-    assert!(matches!(Repository::of(&bare, &StopFlag::default()), Err(WorktreeError::BareRepository(_))));
+    assert!(matches!(repository.find(&bare), Err(WorktreeError::BareRepository(_))));
     let empty = dir.path().join("empty");
     git(dir.path(), &["init", "-q", empty.to_str().unwrap()]);
-    let empty = Repository::of(&empty, &StopFlag::default()).unwrap();
+    let empty = repository.find(&empty).unwrap();
     assert!(matches!(empty.worktree_origin(None, &StopFlag::default()), Err(WorktreeError::NoCommit(_))));
 }
 
@@ -131,10 +150,10 @@ fn a_directory_outside_git_is_refused_and_stays_one() {
 fn a_subdirectory_and_a_linked_checkout_know_their_repository() {
     let repository = TestRepository::new();
     fs::create_dir_all(repository.repo().join("deep/er")).unwrap();
-    let found = Repository::of(&repository.repo().join("deep/er"), &StopFlag::default()).unwrap();
+    let found = repository.find(&repository.repo().join("deep/er")).unwrap();
     assert_eq!((found.top, found.prefix), (repository.repo(), PathBuf::from("deep/er")));
     let tree = repository.tree("s1");
-    let linked = Repository::of(&tree.path, &StopFlag::default()).unwrap();
+    let linked = repository.find(&tree.path).unwrap();
     assert_eq!((linked.top, linked.common_dir), (tree.path, repository.repo().join(".git")));
 }
 
@@ -142,12 +161,12 @@ fn a_subdirectory_and_a_linked_checkout_know_their_repository() {
 fn creating_a_worktree_again_keeps_all_work() {
     let repository = TestRepository::new();
     let plan = repository.plan("s1");
-    let tree = plan.create(None, &StopFlag::default()).unwrap();
+    let tree = repository.create(&plan).unwrap();
     commit(&tree.path, "b.txt", "committed");
     fs::write(tree.path.join("c.txt"), "not committed").unwrap();
     fs::write(tree.path.join("a.txt"), "changed").unwrap();
     repository.commit("later.txt", "main moves on");
-    let again = plan.create(None, &StopFlag::default()).unwrap();
+    let again = repository.create(&plan).unwrap();
     assert_eq!(fs::read_to_string(again.path.join("c.txt")).unwrap(), "not committed");
     assert_eq!(fs::read_to_string(again.path.join("a.txt")).unwrap(), "changed");
     assert!(again.path.join("b.txt").exists() && !again.path.join("later.txt").exists());
@@ -156,54 +175,52 @@ fn creating_a_worktree_again_keeps_all_work() {
 #[test]
 fn whatever_a_crash_left_is_finished() {
     let repository = TestRepository::new();
-    let stop = StopFlag::default();
     // Only the branch exists.
     let plan = repository.plan("s1");
     repository.git(&["branch", "qd/s1", &plan.base]);
-    plan.create(None, &stop).unwrap();
+    repository.create(&plan).unwrap();
     // The directory exists but is empty.
     let plan = repository.plan("s2");
     fs::create_dir_all(&plan.path).unwrap();
-    plan.create(None, &stop).unwrap();
+    repository.create(&plan).unwrap();
     // Git's directory exists and is locked; the files are missing and the index is locked.
     let plan = repository.plan("s3");
     let path = plan.path.to_str().unwrap();
     repository.git(&["worktree", "add", "-q", "--no-checkout", "--lock", "-b", "qd/s3", path]);
     fs::write(repository.repo().join(".git/worktrees/s3/index.lock"), "").unwrap();
-    let tree = plan.create(None, &stop).unwrap();
+    let tree = repository.create(&plan).unwrap();
     assert_eq!((state(&tree), tree.path.join("a.txt").exists()), (WorktreeStatus::Clean, true));
     tree.remove(false).unwrap();
     // A pointer to a git directory that does not exist.
     let plan = repository.plan("s4");
     fs::create_dir_all(&plan.path).unwrap();
     fs::write(plan.path.join(".git"), "gitdir: /nowhere/at/all\n").unwrap();
-    assert_eq!(state(&plan.create(None, &stop).unwrap()), WorktreeStatus::Clean);
+    assert_eq!(state(&repository.create(&plan).unwrap()), WorktreeStatus::Clean);
     // The directory is gone; the branch still has the commits.
     let plan = repository.plan("s5");
-    let tree = plan.create(None, &stop).unwrap();
+    let tree = repository.create(&plan).unwrap();
     commit(&tree.path, "kept.txt", "work");
     fs::remove_dir_all(&tree.path).unwrap();
-    assert!(plan.create(None, &stop).unwrap().path.join("kept.txt").exists());
+    assert!(repository.create(&plan).unwrap().path.join("kept.txt").exists());
 }
 
 #[test]
 fn what_is_in_the_way_is_never_removed() {
     let repository = TestRepository::new();
-    let stop = StopFlag::default();
     let plan = repository.plan("s1");
     fs::create_dir_all(&plan.path).unwrap();
     fs::write(plan.path.join("precious"), "x").unwrap();
-    assert!(matches!(plan.create(None, &stop), Err(WorktreeError::PathOccupied { .. })));
+    assert!(matches!(repository.create(&plan), Err(WorktreeError::PathOccupied { .. })));
     assert!(plan.path.join("precious").exists());
     // A repository that someone else created is not ours either.
     let plan = repository.plan("s2");
     fs::create_dir_all(&plan.path).unwrap();
     git(&plan.path, &["init", "-q"]);
-    assert!(matches!(plan.create(None, &stop), Err(WorktreeError::PathOccupied { .. })));
+    assert!(matches!(repository.create(&plan), Err(WorktreeError::PathOccupied { .. })));
     // A branch that is checked out elsewhere.
     let plan = repository.plan("s3");
     repository.git(&["checkout", "-q", "-b", "qd/s3"]);
-    assert!(matches!(plan.create(None, &stop), Err(WorktreeError::BranchInUse { .. })));
+    assert!(matches!(repository.create(&plan), Err(WorktreeError::BranchInUse { .. })));
 }
 
 #[test]
@@ -243,12 +260,12 @@ fn a_worktree_with_work_is_not_removed() {
     assert!(matches!(error, WorktreeError::Unmerged { state: WorktreeStatus::Dirty, .. }), "{error}");
     assert!(path.join("new.txt").exists());
     commit(&path, "new.txt", "x");
-    let tree = GitWorktree::open(&path, &StopFlag::default()).unwrap();
+    let tree = repository.open(&path).unwrap();
     assert_eq!((state(&tree), tree.summarize().unwrap().ahead), (WorktreeStatus::Ahead, 1));
     assert!(matches!(tree.remove(false), Err(WorktreeError::Unmerged { state: WorktreeStatus::Ahead, .. })));
     assert!(path.exists());
     // With force the files are removed, and the commits stay.
-    let tree = GitWorktree::open(&path, &StopFlag::default()).unwrap();
+    let tree = repository.open(&path).unwrap();
     assert_eq!(tree.remove(true).unwrap().as_deref(), Some("qd/s1"));
     assert!(!path.exists());
     assert_eq!(repository.git(&["show", "qd/s1:new.txt"]), "x");
@@ -444,7 +461,8 @@ fn ignored_files_are_copied_and_nothing_leads_out() {
     let patterns: Vec<String> =
         [".env", "config/*", "linked/*", "*.local", "nosuch"].iter().map(|p| (*p).to_owned()).collect();
     let stop = StopFlag::default();
-    let copied = ignored_files::copy_ignored_files(&patterns, &repo, &tree.path, &stop).unwrap();
+    let checkout = repository.find(&repo).unwrap();
+    let copied = ignored_files::copy_ignored_files(&patterns, &checkout, &tree.path, &stop).unwrap();
     assert_eq!(copied.files, [".env", "config/a.local"]);
     assert!(copied.skipped.len() == 1 && copied.skipped[0].starts_with("config/plain.txt"), "{copied:?}");
     assert_eq!(fs::read_to_string(tree.path.join("config/a.local")).unwrap(), "a");
@@ -452,17 +470,17 @@ fn ignored_files_are_copied_and_nothing_leads_out() {
     assert_eq!(state(&tree), WorktreeStatus::Clean);
     // A second copy keeps files that already exist.
     fs::write(tree.path.join(".env"), "KEY=mine").unwrap();
-    ignored_files::copy_ignored_files(&patterns, &repo, &tree.path, &stop).unwrap();
+    ignored_files::copy_ignored_files(&patterns, &checkout, &tree.path, &stop).unwrap();
     assert_eq!(fs::read_to_string(tree.path.join(".env")).unwrap(), "KEY=mine");
     // A symlink in the worktree does not lead out of it.
     let other = repository.tree("s2");
     std::os::unix::fs::symlink(&outside, other.path.join("config")).unwrap();
-    let copied = ignored_files::copy_ignored_files(&patterns, &repo, &other.path, &stop).unwrap();
+    let copied = ignored_files::copy_ignored_files(&patterns, &checkout, &other.path, &stop).unwrap();
     assert_eq!(copied.files, [".env"]);
     assert!(!outside.join("a.local").exists());
     let out = vec!["../outside/x.local".to_owned()];
     assert!(matches!(
-        ignored_files::copy_ignored_files(&out, &repo, &tree.path, &stop),
+        ignored_files::copy_ignored_files(&out, &checkout, &tree.path, &stop),
         Err(WorktreeError::BadPattern { .. })
     ));
 }
@@ -473,9 +491,12 @@ fn a_worktree_whose_repository_is_gone_is_removed_only_by_force() {
     let tree = repository.tree("s1");
     let path = tree.path;
     fs::remove_dir_all(repository.repo()).unwrap();
-    assert!(matches!(GitWorktree::open(&path, &StopFlag::default()), Err(WorktreeError::NoWorktree(_))));
-    assert!(matches!(remove::remove_unknown(&path, false), Err(WorktreeError::Unmerged { .. })));
-    remove::remove_unknown(&path, true).unwrap();
+    assert!(matches!(repository.open(&path), Err(WorktreeError::NoWorktree(_))));
+    assert!(matches!(
+        remove::remove_unknown(&path, &repository.records(), false),
+        Err(WorktreeError::Unmerged { .. })
+    ));
+    remove::remove_unknown(&path, &repository.records(), true).unwrap();
     assert!(!path.exists());
 }
 
@@ -492,4 +513,97 @@ fn a_worktree_with_submodules_can_be_made_and_removed() {
     let path = tree.path.clone();
     tree.remove(false).unwrap();
     assert!(!path.exists());
+}
+
+#[test]
+fn a_changed_submodule_counts_as_work() {
+    let repository = TestRepository::new();
+    let inner = TestRepository::new();
+    let url = inner.repo().display().to_string();
+    let allowed = ["-c", "protocol.file.allow=always", "submodule", "--quiet"];
+    repository.git(&[&allowed[..], &["add", &url, "inner"]].concat());
+    repository.git(&["commit", "-q", "-m", "inner"]);
+    let tree = repository.tree("s1");
+    git(&tree.path, &[&allowed[..], &["update", "--init"]].concat());
+    assert_eq!(state(&tree), WorktreeStatus::Clean);
+    fs::write(tree.path.join("inner/a.txt"), "changed").unwrap();
+    assert_eq!((state(&tree), tree.summarize().unwrap().changed_files), (WorktreeStatus::Dirty, 1));
+    // A commit in the submodule is a change of the worktree, which a merge takes along.
+    let identity = ["-c", "user.name=x", "-c", "user.email=x@x"];
+    git(&tree.path.join("inner"), &[&identity[..], &["commit", "-q", "-a", "-m", "x"]].concat());
+    let commit = git(&tree.path.join("inner"), &["rev-parse", "HEAD"]);
+    assert!(tree.diff(true).unwrap().patch.unwrap().contains(&format!("+Subproject commit {commit}")));
+    repository.merge(&tree, None, false).unwrap();
+    assert_eq!(repository.git(&["rev-parse", "main:inner"]), commit);
+}
+
+#[test]
+fn settings_that_run_nothing_still_count() {
+    let repository = TestRepository::new();
+    repository.git(&["config", "core.autocrlf", "input"]);
+    repository.git(&["config", "user.name", "Ann \"A\" \\ O'Neil"]);
+    let tree = repository.tree("s1");
+    fs::write(tree.path.join("new.txt"), "one\r\ntwo\r\n").unwrap();
+    repository.merge(&tree, None, false).unwrap();
+    assert_eq!(repository.git(&["show", "main:new.txt"]), "one\ntwo");
+    assert_eq!(repository.git(&["log", "-1", "--format=%an"]), "Ann \"A\" \\ O'Neil");
+    // A change counts when the worktree is opened again, which the daemon does for each request.
+    repository.git(&["config", "user.name", "Another"]);
+    let tree = repository.open(&tree.path).unwrap();
+    fs::write(tree.path.join("more.txt"), "x\n").unwrap();
+    repository.merge(&tree, None, false).unwrap();
+    assert_eq!(repository.git(&["log", "-1", "--format=%an"]), "Another");
+}
+
+#[test]
+fn a_format_that_is_not_known_is_refused() {
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
+    repository.git(&["config", "extensions.future", "true"]);
+    let error = repository.open(&tree.path).unwrap_err();
+    assert!(matches!(error, WorktreeError::UnknownExtension { .. }), "{error}");
+}
+
+#[test]
+fn a_sparse_checkout_gives_sparse_worktrees() {
+    let repository = TestRepository::new();
+    for dir in ["wanted", "unwanted"] {
+        fs::create_dir(repository.repo().join(dir)).unwrap();
+        repository.commit(&format!("{dir}/file.txt"), dir);
+    }
+    repository.git(&["sparse-checkout", "set", "wanted"]);
+    let tree = repository.tree("s1");
+    assert!(tree.path.join("wanted/file.txt").exists() && !tree.path.join("unwanted").exists());
+    assert_eq!(state(&tree), WorktreeStatus::Clean);
+    assert_eq!(git(&tree.path, &["status", "--porcelain"]), "", "the agent's own git agrees");
+    fs::write(tree.path.join("wanted/new.txt"), "x\n").unwrap();
+    repository.merge(&tree, None, false).unwrap();
+    assert!(repository.repo().join("wanted/new.txt").exists());
+    assert!(!repository.repo().join("unwanted").exists());
+    assert_eq!(repository.git(&["show", "main:unwanted/file.txt"]), "unwanted");
+}
+
+#[test]
+fn packed_refs_and_the_newer_format_of_refs_work() {
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
+    fs::write(tree.path.join("new.txt"), "x\n").unwrap();
+    repository.merge(&tree, None, false).unwrap();
+    repository.git(&["pack-refs", "--all"]);
+    tree.remove(false).unwrap();
+    assert_eq!(repository.git(&["branch", "--list", "qd/*"]), "");
+
+    let newer = TestRepository { dir: tempfile::tempdir().unwrap() };
+    let args = ["init", "-q", "-b", "main", "--ref-format=reftable"];
+    let made = Command::new("git").args(args).arg(newer.repo()).output().unwrap();
+    // Only git 2.45 and later have it.
+    if made.status.success() {
+        make_repository(&newer.repo());
+        let tree = newer.tree("s1");
+        fs::write(tree.path.join("new.txt"), "x\n").unwrap();
+        assert_eq!(newer.merge(&tree, None, false).unwrap().checkout, Some(newer.repo()));
+        assert_eq!(newer.git(&["show", "main:new.txt"]), "x");
+        tree.remove(false).unwrap();
+        assert_eq!(newer.git(&["branch", "--list", "qd/*"]), "");
+    }
 }

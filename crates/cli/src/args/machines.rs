@@ -1,4 +1,4 @@
-//! The flags of verbs that run a daemon or connect machines: `serve`, `worker` and `workers`.
+//! The flags of verbs that run a daemon, connect machines or concern accounts: `serve`, `worker`, `workers`, `quota`.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,45 @@ pub(crate) enum WorkersVerb {
     /// List the machines that have joined
     Machines,
     /// Create a worker token and print the command with which another machine joins
-    Token {
-        /// Name for the token; the printed command also uses it as the machine's label
-        #[arg(long, value_name = "NAME")]
-        name: Option<String>,
-    },
+    #[command(after_help = "Examples:
+  qd workers token lab                        the machine joins with the label lab
+  qd workers token ml-box --label gpu --agent claude
+
+The machine can join with these labels and offer these agents, and no others.")]
+    Token(WorkerTokenArgs),
     /// List worker tokens by id and name; the secrets are never shown again
     Tokens,
     /// Revoke a worker token and disconnect the machines that joined with it
     Revoke {
         /// Id of the token, its first characters, or its name
         id: String,
+    },
+}
+
+/// `qd workers token`.
+#[derive(Debug, Args)]
+pub(crate) struct WorkerTokenArgs {
+    /// Name for the token; without --label also the machine's label
+    pub(crate) name: Option<String>,
+    /// The same as NAME
+    #[arg(long = "name", value_name = "NAME", conflicts_with = "name", hide = true)]
+    pub(crate) named: Option<String>,
+    /// Label that the machine may join with; repeatable
+    #[arg(long, value_name = "LABEL")]
+    pub(crate) label: Vec<String>,
+    /// Agent that the machine may offer; repeatable [default: any]
+    #[arg(long, value_name = "AGENT")]
+    pub(crate) agent: Vec<String>,
+}
+
+/// `qd quota`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuotaVerb {
+    /// Let the queued runs of an account start before its quota resets
+    Release {
+        /// Account or agent, as `qd quota` lists it, or a session
+        #[arg(value_name = "ACCOUNT|AGENT|SESSION")]
+        name: String,
     },
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct CostArgs {
 }
 
 /// Parses the number of hits on one page.
-fn hit_limit(text: &str) -> Result<usize, String> {
+pub(super) fn hit_limit(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(limit) if (1..=PAGE_MAX).contains(&limit) => Ok(limit),
         _ => Err(format!("expected a number from 1 to {PAGE_MAX}")),

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
+
+use super::sandbox::{network_parser, sandbox_parser};
 use super::seconds;
 
 /// `qd run`.
@@ -21,6 +24,9 @@ pub(crate) struct RunArgs {
     /// Model to use, as the agent names it
     #[arg(long, value_name = "MODEL", conflicts_with = "session")]
     pub(crate) model: Option<String>,
+    /// Mode of the agent, such as plan; `qd agents --json` lists its modes
+    #[arg(long, value_name = "MODE", conflicts_with = "session")]
+    pub(crate) mode: Option<String>,
     /// Title for the session; other commands accept it in place of the id
     #[arg(long, value_name = "TITLE", conflicts_with = "session")]
     pub(crate) title: Option<String>,
@@ -33,6 +39,12 @@ pub(crate) struct RunArgs {
     /// Work in a new git worktree on a new branch, apart from your checkout
     #[arg(long, conflicts_with = "session")]
     pub(crate) worktree: bool,
+    /// How strongly to confine the agent; see docs/sandbox.md
+    #[arg(long, value_name = "LEVEL", value_parser = sandbox_parser(), conflicts_with = "session")]
+    pub(crate) sandbox: Option<SandboxSetting>,
+    /// Whether the agent reaches the network
+    #[arg(long, value_name = "NETWORK", value_parser = network_parser(), conflicts_with = "session")]
+    pub(crate) network: Option<NetworkSetting>,
     /// Stop the session's runs once it and the sessions below it have cost this many US dollars
     #[arg(long, value_name = "DOLLARS", value_parser = dollars, conflicts_with = "session")]
     pub(crate) budget: Option<f64>,
@@ -107,7 +119,7 @@ pub(crate) struct SendArgs {
 pub(crate) struct SetArgs {
     /// Session id or title
     pub(crate) id: String,
-    /// What to change: title, model, policy, budget, max_turns, timeout or grace; `none` removes a limit
+    /// What to change: title, model, mode, policy, sandbox, network, budget, max_turns, timeout, grace or max_journal_mb; `none` removes a limit
     #[arg(required = true, value_name = "KEY=VALUE")]
     pub(crate) changes: Vec<String>,
 }

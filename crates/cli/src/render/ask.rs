@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::ask_input::{AskInputLine, AskLineKind, describe_input};
 use super::style::TextStyle;
+use super::visible_text::{show_content_line, show_hidden};
 use super::{text, tool};
 
 /// How much of a reason or an answer one line shows.
@@ -48,7 +49,7 @@ pub(crate) fn summarize(ask: &Ask) -> AskSummary {
         }
         _ => {
             let mut lines = prompt_lines(ask).into_iter();
-            let first_line = text::show_hidden(&lines.next().unwrap_or_else(|| "permission".to_owned()));
+            let first_line = show_hidden(&lines.next().unwrap_or_else(|| "permission".to_owned()));
             AskSummary { first_line, more_lines: lines.count() }
         }
     }
@@ -86,7 +87,7 @@ fn format_text(
     let AskText { title, inline, block, rest, options } = text;
     let columns = |line: &str| line.chars().map(text::columns_at_most).sum::<usize>();
     let heading = |middle: &str| {
-        let line = text::show_hidden(&format!("{before}{middle}{after}"));
+        let line = show_hidden(&format!("{before}{middle}{after}"));
         Some(line).filter(|line| width.is_none_or(|width| columns(line) <= width))
     };
     let (heading, block) = match (inline.and_then(|inline| heading(&inline)), heading(&title)) {
@@ -171,7 +172,10 @@ fn push_wrapped(out: &mut String, line: &AskInputLine, style: TextStyle, width: 
     };
     let margin = CONTINUATION.chars().count();
     let columns = width.map_or(usize::MAX, |width| width.saturating_sub(margin).max(TEXT_COLUMNS_MIN));
-    let shown = text::show_hidden(&line.text);
+    let shown = match line.kind {
+        AskLineKind::Argument | AskLineKind::Verbatim => show_hidden(&line.text),
+        AskLineKind::Removed | AskLineKind::Added | AskLineKind::Unchanged => show_content_line(&line.text),
+    };
     for (i, piece) in split_columns(&shown, columns).into_iter().enumerate() {
         let before = if i == 0 { format!("{INDENT}{mark}") } else { CONTINUATION.to_owned() };
         let text = paint(style, &format!("{before}{piece}"));
@@ -276,7 +280,7 @@ pub(crate) fn list_options(options: &[String]) -> String {
 
 /// The text with hidden characters shown, so it stays one line.
 fn one_line(text: &str) -> String {
-    text::show_hidden(text).replace('\n', "\\n")
+    show_hidden(text).replace('\n', "\\n")
 }
 
 /// The chosen option, by full text or by number. Without options, any text is an answer.

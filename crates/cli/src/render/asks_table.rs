@@ -7,6 +7,7 @@ use qd_protocol::policy::Risk;
 use super::ask::{AskSummary, risk_name};
 use super::style::TextStyle;
 use super::text;
+use super::visible_text::show_prose_line;
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -86,7 +87,7 @@ fn render<const N: usize>(
     let rows: Vec<_> = rows
         .into_iter()
         .map(|(cells, title, summary)| {
-            let title = text::show_hidden(&title).replace(['\n', '\t'], " ");
+            let title = show_prose_line(&title);
             (cells, text::truncate(&title, title_room), summary)
         })
         .collect();

@@ -2,15 +2,17 @@
 //! text for one of two channels, with lines kept whole. The verb decides where the channels go.
 
 use qd_protocol::event::{
-    Event, EventBody, MessageDelta, MessagePart, MessageRole, ProcessCleanup, QueueReason, RunFinished,
-    RunStopCause, SurvivingProcess, ToolCallEvent,
+    Event, EventBody, MessageDelta, MessagePart, MessageRole, ModeChangeSource, ProcessCleanup, QueueReason,
+    RunFinished, RunStopCause, SurvivingProcess, ToolCallEvent,
 };
 use qd_protocol::{FinishReason, RunId, TokenUsage};
 use serde_json::Value;
 
-use super::session_cells::outcome_word;
+use super::session_cells::{self, outcome_word};
 use super::style::TextStyle;
+use super::visible_text::{ProseStream, show_on_one_line, show_prose};
 use super::{ask, text, tool};
+use crate::local_time::format_local_time;
 
 /// How much of a plan entry or a reason one line shows.
 const PREVIEW_CHARS: usize = 200;
@@ -43,14 +45,17 @@ pub(crate) struct ConversationOptions {
     pub(crate) show_prompts: bool,
     /// Columns of the screen that shows the asides, if it is one.
     pub(crate) width: Option<usize>,
-    /// Whether the answer goes to a terminal, so control characters must be stripped.
-    pub(crate) strip_controls: bool,
+    /// Whether the answer goes to a terminal, so hidden characters are shown. Elsewhere it is data and stays exact.
+    pub(crate) answer_on_terminal: bool,
 }
 
 /// Renders the events of a session one by one. Holds only the state that later lines depend on.
 #[derive(Debug)]
 pub(crate) struct ConversationRenderer {
     options: ConversationOptions,
+    /// The answer and the thoughts, which arrive in pieces.
+    answer: ProseStream,
+    thought: ProseStream,
     /// Whether the answer's last line lacks its newline.
     answer_open: bool,
     /// Whether the agent has used a tool since, so that what it says next is another message.
@@ -59,11 +64,22 @@ pub(crate) struct ConversationRenderer {
     thought_open: bool,
     /// The run whose text has been streamed, so its result is not printed again.
     streamed_run: Option<RunId>,
+    /// Whether the agent's context is nearly full, which was shown when it became so.
+    context_full: bool,
 }
 
 impl ConversationRenderer {
     pub(crate) fn new(options: ConversationOptions) -> Self {
-        Self { options, answer_open: false, message_ended: false, thought_open: false, streamed_run: None }
+        Self {
+            options,
+            answer: ProseStream::default(),
+            thought: ProseStream::default(),
+            answer_open: false,
+            message_ended: false,
+            thought_open: false,
+            streamed_run: None,
+            context_full: false,
+        }
     }
 
     /// The text that one more event adds. Unknown kinds add nothing.
@@ -84,8 +100,11 @@ impl ConversationRenderer {
     pub(crate) fn end_line(&mut self) -> Vec<ChannelText> {
         let mut out = Vec::new();
         self.end_thought(&mut out);
-        if std::mem::take(&mut self.answer_open) {
-            out.push(ChannelText { channel: OutputChannel::Answer, text: "\n".to_owned() });
+        let mut text = String::new();
+        self.answer.finish(&mut text);
+        if std::mem::take(&mut self.answer_open) || !text.is_empty() {
+            text.push('\n');
+            out.push(ChannelText { channel: OutputChannel::Answer, text });
         }
         out
     }
@@ -105,14 +124,32 @@ impl ConversationRenderer {
                     let status = if entry.status.is_empty() { "-" } else { &entry.status };
                     let line = format!(
                         "plan [{}] {}",
-                        text::strip_controls(status),
+                        show_on_one_line(status),
                         text::first_line(&entry.content, PREVIEW_CHARS)
                     );
                     self.push_aside(out, &style.dim(&line));
                 }
             }
-            EventBody::NoticeShown(notice) => {
-                self.push_aside(out, &style.yellow(&text::strip_controls(&notice.text)))
+            EventBody::NoticeShown(notice) => self.push_aside(out, &style.yellow(&show_prose(&notice.text))),
+            EventBody::ModeChanged(changed) => {
+                let line = match changed.by {
+                    ModeChangeSource::User => "mode set to",
+                    ModeChangeSource::Agent => "the agent switched to mode",
+                };
+                let mode = text::first_line(&changed.mode, PREVIEW_CHARS);
+                self.push_aside(out, &style.dim(&format!("{line} {mode}")));
+            }
+            EventBody::ContextUpdated(updated) => {
+                let full = session_cells::describe_full_context(Some(updated.context));
+                if let Some(line) = full.as_ref().filter(|_| !self.context_full) {
+                    self.push_aside(out, &style.yellow(line));
+                }
+                self.context_full = full.is_some();
+            }
+            EventBody::ContextCompacted(compacted) => {
+                let before = compacted.used_before.map(|tokens| format!(" of {tokens} tokens"));
+                let line = format!("the agent compacted its conversation{}", before.unwrap_or_default());
+                self.push_aside(out, &style.yellow(&line));
             }
             EventBody::AskOpened(opened) => {
                 let block = ask::format_ask(&opened.ask, style, self.options.width);
@@ -133,11 +170,24 @@ impl ConversationRenderer {
             }
             EventBody::RunQueued(queued) => {
                 let why = match queued.reason {
-                    QueueReason::Busy => "behind another run",
-                    QueueReason::Halted => "halted (`qd unhalt` lifts it)",
-                    QueueReason::Capacity => "waiting for a free agent slot",
+                    QueueReason::Busy => "behind another run".to_owned(),
+                    QueueReason::Halted => "halted (`qd unhalt` lifts it)".to_owned(),
+                    QueueReason::Capacity => "waiting for a free agent slot".to_owned(),
+                    QueueReason::Quota => {
+                        let until = queued.until.map(|until| format!(" until {}", format_local_time(until)));
+                        format!("the quota is exhausted{}", until.unwrap_or_default())
+                    }
                 };
                 self.push_aside(out, &style.dim(&format!("queued at {}: {why}", queued.position)));
+            }
+            EventBody::QuotaReached(reached) => {
+                let line = format!(
+                    "the quota of {} is exhausted until {}; queued prompts wait (`qd quota release {}` lets them start)",
+                    reached.agent,
+                    format_local_time(reached.until),
+                    reached.account
+                );
+                self.push_aside(out, &style.yellow(&line));
             }
             EventBody::RunMoved(moved) => {
                 self.push_aside(out, &style.dim(&format!("moved to place {} in the queue", moved.position)));
@@ -156,7 +206,7 @@ impl ConversationRenderer {
             // The error of a run is part of its `run.finished`, which follows.
             EventBody::ErrorRaised(_) if run.is_some() => {}
             EventBody::ErrorRaised(error) => {
-                self.push_aside(out, &style.red(&format!("error: {}", text::strip_controls(&error.message))))
+                self.push_aside(out, &style.red(&format!("error: {}", show_prose(&error.message))))
             }
             EventBody::SessionClosed(_) => self.push_aside(out, &style.dim("session closed")),
             _ => {}
@@ -188,7 +238,7 @@ impl ConversationRenderer {
     /// Renders text of a user, with `prefix` before the first line and the other lines indented to match.
     fn render_user_text(&mut self, out: &mut Vec<ChannelText>, prefix: &str, content: &str) {
         let indent = format!("\n{}", " ".repeat(prefix.len()));
-        let content = text::strip_controls(content.trim_end()).replace('\n', &indent);
+        let content = show_prose(content.trim_end()).replace('\n', &indent);
         self.push_aside(out, &self.options.style.cyan(&format!("{prefix}{content}")));
     }
 
@@ -209,8 +259,14 @@ impl ConversationRenderer {
     }
 
     fn push_answer(&mut self, out: &mut Vec<ChannelText>, answer: &str) {
-        let mut text =
-            if self.options.strip_controls { text::strip_controls(answer) } else { answer.to_owned() };
+        let mut text = String::new();
+        match self.options.answer_on_terminal {
+            true => self.answer.push(answer, &mut text),
+            false => text.push_str(answer),
+        }
+        if text.is_empty() {
+            return;
+        }
         // Two messages with a tool between them would run into one line, where nothing else is printed in between.
         if std::mem::take(&mut self.message_ended) && self.answer_open {
             text.insert(0, '\n');
@@ -220,8 +276,12 @@ impl ConversationRenderer {
     }
 
     fn render_thought(&mut self, out: &mut Vec<ChannelText>, delta: &MessageDelta) {
-        let thought = text::strip_controls(&delta.text);
-        if thought.is_empty() || delta.after_run.is_some() {
+        if delta.after_run.is_some() {
+            return;
+        }
+        let mut thought = String::new();
+        self.thought.push(&delta.text, &mut thought);
+        if thought.is_empty() {
             return;
         }
         if !self.thought_open {
@@ -286,8 +346,11 @@ impl ConversationRenderer {
     }
 
     fn end_thought(&mut self, out: &mut Vec<ChannelText>) {
-        if std::mem::take(&mut self.thought_open) {
-            out.push(ChannelText { channel: OutputChannel::Aside, text: "\n".to_owned() });
+        let mut text = String::new();
+        self.thought.finish(&mut text);
+        if std::mem::take(&mut self.thought_open) || !text.is_empty() {
+            text.push('\n');
+            out.push(ChannelText { channel: OutputChannel::Aside, text });
         }
     }
 
@@ -315,12 +378,12 @@ fn describe_failure(reason: FinishReason, finished: &RunFinished) -> String {
         let lost = if reason == FinishReason::Interrupted { " (its worker was lost)" } else { "" };
         return format!("run {}{lost}", outcome_word(reason));
     };
-    let mut line = format!("run {}: {}", outcome_word(reason), text::strip_controls(&error.message));
+    let mut line = format!("run {}: {}", outcome_word(reason), show_prose(&error.message));
     if let Some(status) = error.exit_status {
         line.push_str(&format!(" (exit status {status})"));
     }
     for last in &error.stderr {
-        line.push_str(&format!("\n    {}", text::strip_controls(last)));
+        line.push_str(&format!("\n    {}", show_on_one_line(last)));
     }
     line
 }
@@ -329,7 +392,7 @@ fn describe_failure(reason: FinishReason, finished: &RunFinished) -> String {
 fn describe_survivors(processes: &ProcessCleanup) -> String {
     let ProcessCleanup { survivors, surviving, .. } = processes;
     let describe = |SurvivingProcess { pid, name }: &SurvivingProcess| {
-        let name = text::strip_controls(name);
+        let name = show_on_one_line(name);
         pid.map_or_else(|| name.to_string(), |pid| format!("{name} (pid {pid})"))
     };
     let names: Vec<String> = surviving.iter().map(describe).collect();
@@ -348,6 +411,7 @@ fn describe_stop_cause(cause: RunStopCause) -> &'static str {
         RunStopCause::Timeout => "timeout reached",
         RunStopCause::MaxTurns => "turn limit reached",
         RunStopCause::Budget => "budget exceeded",
+        RunStopCause::JournalLimit => "the agent said too much",
     }
 }
 

@@ -291,12 +291,12 @@ impl SessionProgress {
         if let Some(end) = self.open_line.rfind('\n') {
             let complete = self.open_line[..end].lines().map(str::trim).rfind(|line| !line.is_empty());
             if let Some(line) = complete {
-                self.last_line = text::truncate(&text::strip_controls(line), LAST_LINE_CHARS);
+                self.last_line = text::first_line(line, LAST_LINE_CHARS);
             }
             self.open_line.drain(..=end);
         }
         if !self.open_line.trim().is_empty() {
-            self.last_line = text::truncate(&text::strip_controls(self.open_line.trim()), LAST_LINE_CHARS);
+            self.last_line = text::first_line(&self.open_line, LAST_LINE_CHARS);
         }
         if self.open_line.len() > 4 * LAST_LINE_CHARS {
             self.open_line.clear();

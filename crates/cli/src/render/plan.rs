@@ -28,6 +28,7 @@ pub(crate) fn render_plan(spec: &FleetSpec, style: TextStyle) -> String {
         let pad = " ".repeat(names.saturating_sub(label.chars().count()));
         let mut about = vec![member.agent.clone()];
         about.extend(member.model.clone());
+        about.extend(member.mode.as_ref().map(|mode| format!("mode {mode}")));
         about.extend(member.role.clone());
         if spec.start.contains(name) {
             about.push("starts".to_owned());

@@ -4,7 +4,8 @@ use qd_protocol::Millis;
 use qd_protocol::search::{SearchHit, SnippetPart};
 
 use super::style::TextStyle;
-use super::text::{format_age, strip_controls, truncate};
+use super::text::{format_age, truncate};
+use super::visible_text::{show_hidden, show_prose_line};
 
 /// Titles are truncated to this length, so that what follows them stays on the screen.
 const TITLE_CHARS: usize = 40;
@@ -19,7 +20,7 @@ pub(crate) fn render_hits(hits: &[SearchHit], style: TextStyle, width: Option<us
 }
 
 fn render_hit(hit: &SearchHit, style: TextStyle, width: Option<usize>, now: Millis) -> String {
-    let title = hit.title.as_deref().map(strip_controls).unwrap_or_default().replace(['\n', '\t'], " ");
+    let title = hit.title.as_deref().map(show_prose_line).unwrap_or_default();
     let session = hit.session_id.as_str();
     let place = format!("{}  {} ago", hit.kind.as_str(), format_age(hit.at, now));
     let taken = session.chars().count() + place.chars().count() + 2 * INDENT.len();
@@ -29,7 +30,7 @@ fn render_hit(hit: &SearchHit, style: TextStyle, width: Option<usize>, now: Mill
         head.push_str(&format!("{INDENT}{}", truncate(&title, room)));
     }
     let snippet = render_snippet(&hit.snippet, style, width.map(|width| width.saturating_sub(INDENT.len())));
-    let open = style.dim(&strip_controls(&hit.open));
+    let open = style.dim(&show_hidden(&hit.open));
     format!("{head}{INDENT}{}\n{INDENT}{snippet}\n{INDENT}{open}\n", style.dim(&place))
 }
 
@@ -77,17 +78,17 @@ fn shown_chars(text: &str, is_match: bool, style: TextStyle) -> usize {
     text.chars().count() + if is_match && !style.has_colour() { 2 } else { 0 }
 }
 
-/// The text with all white space, and what cannot be shown, as single spaces.
+/// The text with its hidden characters shown, and all white space as single spaces.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_whitespace() || c.is_control() {
+        match c.is_whitespace() {
             true if line.ends_with(' ') => {}
             true => line.push(' '),
             false => line.push(c),
         }
     }
-    line
+    show_prose_line(&line)
 }
 
 #[cfg(test)]

@@ -3,16 +3,20 @@
 
 use std::collections::HashMap;
 
-use qd_protocol::api::{Session, SessionStatus};
-use qd_protocol::event::FinishReason;
+use qd_protocol::api::{Session, SessionSandbox, SessionStatus};
+use qd_protocol::event::{ContextUsage, FinishReason};
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use qd_protocol::worktree::{Worktree, WorktreeStatus};
 use qd_protocol::{Millis, SessionId};
 
 use super::style::CellColour;
 use super::text;
+use crate::local_time::format_local_time;
 
 /// Titles are truncated to this length, so the columns after them stay on the screen.
 pub(crate) const TITLE_CHARS: usize = 40;
+/// From here on people are told how full the context of an agent is.
+const FULL_CONTEXT_PERCENT: u64 = 80;
 /// Stands for unmerged work that could not be determined in time.
 const UNKNOWN_CHANGES: &str = "…";
 
@@ -77,7 +81,7 @@ pub(crate) fn outcome_word(reason: FinishReason) -> &'static str {
 }
 
 /// The state, or how the last run ended, with the numbers of open asks and queued prompts. `queue_reason` says why the
-/// prompts of an idle session wait.
+/// prompts of an idle session wait, unless they wait for the reset of a quota.
 pub(crate) fn describe_state(session: &Session, asks: usize, queue_reason: &str) -> String {
     let mut parts: Vec<String> = Vec::new();
     match session.state {
@@ -92,13 +96,28 @@ pub(crate) fn describe_state(session: &Session, asks: usize, queue_reason: &str)
         parts.push(format!("{asks} ask{}", if asks == 1 { "" } else { "s" }));
     }
     if session.queued > 0 {
-        let reason = if is_waiting_to_start(session) { format!(" ({queue_reason})") } else { String::new() };
+        let reason = match session.quota_until {
+            _ if !is_waiting_to_start(session) => String::new(),
+            Some(until) => format!(" (quota until {})", format_local_time(until)),
+            None => format!(" ({queue_reason})"),
+        };
         parts.push(format!("{} queued{reason}", session.queued));
+    }
+    if session.busy {
+        parts.extend(session.mode.as_ref().map(|mode| format!("mode {}", text::truncate(mode, TITLE_CHARS))));
+        parts.extend(describe_full_context(session.context));
     }
     if session.closing && session.state != SessionStatus::Closed {
         parts.push("closing".to_owned());
     }
     parts.join(", ")
+}
+
+/// How full the context is, once little of it is left: the agent will soon forget details.
+pub(crate) fn describe_full_context(context: Option<ContextUsage>) -> Option<String> {
+    let ContextUsage { used, size } = context.filter(|context| context.size > 0)?;
+    let percent = used.saturating_mul(100) / size;
+    (percent >= FULL_CONTEXT_PERCENT).then(|| format!("context {percent} % full"))
 }
 
 /// What a session without runs has come to. One whose runs ended before the daemon recorded how is just idle.
@@ -110,7 +129,7 @@ fn idle_word(session: &Session) -> &'static str {
     }
 }
 
-/// Whether an idle session has queued prompts: they wait for the end of a halt or for a free slot.
+/// Whether an idle session has queued prompts: they wait for the end of a halt, the reset of a quota or a free slot.
 pub(crate) fn is_waiting_to_start(session: &Session) -> bool {
     session.state == SessionStatus::Idle && session.queued > 0
 }
@@ -132,6 +151,23 @@ pub(crate) fn outcome_colour(reason: FinishReason) -> CellColour {
         FinishReason::Cancelled => CellColour::Secondary,
         _ => CellColour::Failure,
     }
+}
+
+/// The level in force, and what was asked for if it differs, as after a change that waits for the agent's next start.
+pub(crate) fn describe_sandbox(session: &Session) -> String {
+    let Some(SessionSandbox { asked, level, network, .. }) = &session.sandbox else { return "-".to_owned() };
+    let asked_name = text::wire_name(asked);
+    let mut cell = match level {
+        None => return format!("({asked_name})"),
+        Some(level) => text::wire_name(level),
+    };
+    if *network == NetworkSetting::Off {
+        cell.push_str(", no network");
+    }
+    if *asked != SandboxSetting::Auto && !cell.starts_with(&asked_name) {
+        cell.push_str(&format!(" ({asked_name} next)"));
+    }
+    cell
 }
 
 /// The lines that unmerged work adds and removes.
@@ -254,6 +290,10 @@ pub(crate) mod tests {
         assert_eq!(describe_state(&waiting, 1, "halted"), "waiting, 1 ask, 2 queued");
         let idle = Session { state: SessionStatus::Idle, ..waiting };
         assert_eq!(describe_state(&idle, 0, "no free slot"), "2 queued (no free slot)");
+        let until = Millis(5_000_000);
+        let parked = Session { quota_until: Some(until), ..idle.clone() };
+        let shown = format!("2 queued (quota until {})", format_local_time(until));
+        assert_eq!(describe_state(&parked, 0, "no free slot"), shown);
         let running = Session { state: SessionStatus::Running, ..idle };
         assert_eq!(describe_state(&running, 0, "no free slot"), "running, 2 queued");
         let closing = Session { closing: true, queued: 0, ..running };

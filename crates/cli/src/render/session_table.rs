@@ -27,6 +27,8 @@ pub(crate) struct SessionListFacts {
     /// Why prompts of idle sessions wait.
     pub(crate) queue_reason: &'static str,
     pub(crate) unmerged_work: UnmergedWork,
+    /// Whether there is a column about how agents are confined.
+    pub(crate) with_sandbox: bool,
 }
 
 impl SessionListFacts {
@@ -54,6 +56,7 @@ pub(crate) fn session_table(sessions: &mut [Session], facts: &SessionListFacts, 
         sessions.iter().map(|session| &session.workspace_id).collect();
     let with_workspace = listed_workspaces.len() > 1;
     let mut titles = vec!["ID", "STATE", "LAST", "COST", "CHANGES", "AGENT", "TITLE"];
+    titles.extend(facts.with_sandbox.then_some("SANDBOX"));
     titles.extend(with_workspace.then_some("WORKSPACE"));
     let mut table = TextTable::new(&titles);
     table.set_min_width(STATE_COLUMN, STATE_WIDTH_MIN);
@@ -70,7 +73,8 @@ pub(crate) fn session_table(sessions: &mut [Session], facts: &SessionListFacts, 
             session.agent.clone(),
             session_cells::shown_title(session),
         ];
-        table.add_row(cells.into_iter().chain(with_workspace.then(|| path.to_owned())));
+        let sandbox = facts.with_sandbox.then(|| session_cells::describe_sandbox(session));
+        table.add_row(cells.into_iter().chain(sandbox).chain(with_workspace.then(|| path.to_owned())));
         table.colour_cell(STATE_COLUMN, session_cells::state_colour(session, asks));
     }
     table
@@ -81,8 +85,9 @@ mod tests {
     use super::*;
     use crate::render::session_cells::tests::{ended_session, waiting_session, worktree};
     use crate::render::style::TextStyle;
-    use qd_protocol::api::SessionStatus;
+    use qd_protocol::api::{SessionSandbox, SessionStatus};
     use qd_protocol::event::FinishReason;
+    use qd_protocol::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
 
     const NOW: Millis = Millis(100 * 60 * 60 * 1000);
     const MINUTE: u64 = 60_000;
@@ -147,6 +152,25 @@ mod tests {
             insta::assert_snapshot!(format!("ps_at_{width}_columns"), shown);
         }
         insta::assert_snapshot!("ps_in_colour", table.render(TextStyle::new(true), Some(140)));
+    }
+
+    #[test]
+    fn a_verbose_list_shows_the_level_in_force_and_what_was_asked_for() {
+        let sandbox = |asked, level, network| SessionSandbox { asked, level, network, why: None };
+        let session = |sandbox| Session { sandbox: Some(sandbox), ..waiting_session("ses_1") };
+        let mut sessions = vec![
+            session(sandbox(SandboxSetting::Auto, Some(SandboxLevel::Deck), NetworkSetting::On)),
+            session(sandbox(SandboxSetting::Auto, Some(SandboxLevel::Off), NetworkSetting::On)),
+            session(sandbox(SandboxSetting::Workspace, Some(SandboxLevel::Workspace), NetworkSetting::Off)),
+            session(sandbox(SandboxSetting::Workspace, Some(SandboxLevel::Deck), NetworkSetting::On)),
+            session(sandbox(SandboxSetting::Auto, None, NetworkSetting::On)),
+        ];
+        let facts = SessionListFacts { with_sandbox: true, ..SessionListFacts::default() };
+        let shown = session_table(&mut sessions, &facts, NOW).render(TextStyle::new(false), None);
+        assert!(shown.lines().next().unwrap().contains("SANDBOX"), "{shown}");
+        for cell in ["deck", "off", "workspace, no network", "deck (workspace next)", "(auto)"] {
+            assert!(shown.lines().any(|line| line.trim_end().ends_with(cell)), "{cell}: {shown}");
+        }
     }
 
     #[test]

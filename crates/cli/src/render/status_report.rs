@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use qd_protocol::api::{HaltStatus, LastRun, Session};
-use qd_protocol::event::{Ask, AskKind};
+use qd_protocol::event::{Ask, AskKind, ContextUsage};
 use qd_protocol::fleet::{Fleet, FleetStatus};
 use qd_protocol::policy::Risk;
 use qd_protocol::{FinishReason, FleetId, Millis, SessionId};
@@ -86,6 +86,12 @@ struct WorkEntry {
     /// Absent for a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     agent: Option<String>,
+    /// The agent's mode, if it is not the one in which it starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+    /// How full the agent's context is, if the agent reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<ContextUsage>,
     /// What it is doing, or how it ended.
     state: String,
     /// When it began, or ended.
@@ -253,6 +259,8 @@ impl StatusFacts {
             id: session.id.to_string(),
             title: session_cells::shown_title(session),
             agent: Some(session.agent.clone()),
+            mode: session.mode.clone(),
+            context: session.context,
             state: session_cells::describe_state(session, 0, queue_reason),
             at: since.unwrap_or(session.updated_at),
             cost_usd: session.usage.cost_usd,
@@ -305,6 +313,8 @@ impl StatusFacts {
             id: fleet.id.to_string(),
             title: fleet_title(fleet),
             agent: None,
+            mode: None,
+            context: None,
             state: text::wire_name(&fleet.state),
             at,
             cost_usd,

@@ -74,6 +74,15 @@ impl TextStyle {
     }
 }
 
+/// The length of the sequence that a text begins with, if it is one that a [`TextStyle`] emits; else 0.
+pub(crate) fn sequence_len(text: &str) -> usize {
+    let len = text.find('m').map_or(0, |end| end + 1);
+    match text.get(..len) {
+        Some("\x1b[0m" | "\x1b[1m" | "\x1b[2m" | "\x1b[31m" | "\x1b[32m" | "\x1b[33m" | "\x1b[36m") => len,
+        _ => 0,
+    }
+}
+
 /// The columns that a styled text takes on a terminal.
 pub(crate) fn visible_width(styled: &str) -> usize {
     let mut width = 0;

@@ -4,6 +4,7 @@
 
 use super::style::{CellColour, TextStyle};
 use super::text;
+use super::visible_text::show_prose_line;
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -57,10 +58,9 @@ impl TextTable {
         self.ends_kept.push(column);
     }
 
-    /// Adds a row with one cell per column. Control characters are stripped, because a title may come from an agent.
+    /// Adds a row with one cell per column. Hidden characters are shown, because a title may come from an agent.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells: Vec<String> =
-            cells.into_iter().map(|cell| text::strip_controls(&cell).replace(['\n', '\t'], " ")).collect();
+        let cells: Vec<String> = cells.into_iter().map(|cell| show_prose_line(&cell)).collect();
         debug_assert_eq!(cells.len(), self.titles.len(), "a row has a cell for every column");
         self.rows.push(TableRow { cells, colour: None });
     }
@@ -152,7 +152,7 @@ mod tests {
         table.add_row(["s".to_owned(), "fix \x1b[31mit".to_owned()]);
         assert_eq!(
             table.render(TextStyle::new(false), None),
-            "ID     TITLE\nses_1  a b\ns      fix [31mit\n"
+            "ID     TITLE\nses_1  a b\ns      fix ^[[31mit\n"
         );
         assert_eq!(table.render(TextStyle::new(false), Some(9)), "ID     T…\nses_1  a…\ns      f…\n");
     }

@@ -1,7 +1,9 @@
-//! Small text helpers: truncation, stripping of control characters, durations, sizes and money.
+//! Small text helpers: truncation, durations, sizes and money.
 
 use qd_protocol::Millis;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::visible_text::show_prose_line;
 
 /// The columns that a text takes on a terminal. Wide characters take two, combining ones none.
 pub(crate) fn display_width(text: &str) -> usize {
@@ -43,53 +45,15 @@ pub(crate) fn truncate_start(text: &str, width: usize) -> String {
     format!("…{}", &text[start..])
 }
 
-/// The first line that is not blank, stripped and truncated, for lists.
+/// The first line that is not blank, made visible and truncated, for lists.
 pub(crate) fn first_line(text: &str, width: usize) -> String {
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-    truncate(&strip_controls(line), width)
-}
-
-/// Removes all control characters except newline and tab. An agent's text must not move the cursor, rename the window
-/// or forge a permission prompt.
-pub(crate) fn strip_controls(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
-}
-
-/// Replaces every character that a terminal would obey, hide or draw as something else, so that what is shown is what
-/// would be done: control characters as `^[`, all others as `\u{202e}`. Newlines and tabs stay.
-pub(crate) fn show_hidden(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' | '\t' => out.push(c),
-            '\0'..='\x1f' => out.extend(['^', char::from(c as u8 + b'@')]),
-            '\x7f' => out.push_str("^?"),
-            _ if is_hidden(c) => out.extend(c.escape_unicode()),
-            _ => out.push(c),
-        }
-    }
-    out
-}
-
-/// Whether a character beyond ASCII is invisible, changes the order of others, or looks like a space.
-fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || (c.is_whitespace() && !c.is_ascii())
-        || matches!(c,
-            // Hangul and Mongolian fillers, combining joiners and other characters without a shape.
-            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
-            | '\u{180b}'..='\u{180f}' | '\u{2800}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}'
-            // Zero-width characters, bidirectional marks, overrides and isolates, invisible operators.
-            | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            // Variation selectors, annotations, invisible musical symbols, tags.
-            | '\u{fe00}'..='\u{fe0f}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
-            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+    truncate(&show_prose_line(line), width)
 }
 
 /// An upper bound of the columns that a terminal needs for a character.
 pub(crate) fn columns_at_most(c: char) -> usize {
     match c {
-        '\t' => 8,
         '\0'..='\u{10ff}' => 1,
         // From here on there are wide characters.
         _ => 2,
@@ -167,25 +131,6 @@ mod tests {
         assert_eq!(truncate_start("äöüß", 3), "…üß");
         assert_eq!(truncate_start("äöüß", 0), "…");
         assert_eq!(first_line("\n\n  first \nsecond", 20), "first");
-    }
-
-    #[test]
-    fn an_agent_cannot_move_the_cursor() {
-        assert_eq!(strip_controls("a\x1b[2Kb\r\x07c\n\td"), "a[2Kbc\n\td");
-    }
-
-    #[test]
-    fn what_a_terminal_would_hide_or_obey_is_shown() {
-        assert_eq!(show_hidden("a\x1b[2Kb\r\x07c\n\td\x7f\0"), "a^[[2Kb^M^Gc\n\td^?^@");
-        assert_eq!(show_hidden("\u{202e}txt\u{2066}\u{200b}"), "\\u{202e}txt\\u{2066}\\u{200b}");
-        assert_eq!(
-            show_hidden("rm\u{a0}-rf\u{9b}2K\u{feff}\u{e0041}"),
-            "rm\\u{a0}-rf\\u{9b}2K\\u{feff}\\u{e0041}"
-        );
-        assert_eq!(show_hidden("naïve 日本 ✓ Ω"), "naïve 日本 ✓ Ω");
-        for c in ('\0'..=char::MAX).filter(|c| c.is_control() && !matches!(c, '\n' | '\t')) {
-            assert!(!show_hidden(&c.to_string()).contains(c), "{c:?}");
-        }
     }
 
     #[test]

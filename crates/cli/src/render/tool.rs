@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::ask_input::{AskLineKind, command_text, describe_input};
 use super::text;
+use super::visible_text::show_on_one_line;
 
 /// How much of an argument or an output one line shows.
 const PREVIEW_CHARS: usize = 100;
@@ -34,11 +35,6 @@ pub(crate) fn call_lines(name: &str, input: &Value) -> (String, usize) {
         }
         None => (name, content.count()),
     }
-}
-
-/// The text with hidden characters shown, and newlines and tabs as spaces.
-fn show_on_one_line(text: &str) -> String {
-    text::show_hidden(text).replace(['\n', '\t'], " ")
 }
 
 /// The first line of a tool's output and the number of further lines. `None` if there was no output.

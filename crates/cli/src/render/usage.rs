@@ -3,7 +3,8 @@
 use qd_protocol::usage_report::{UsageGrouping, UsageReport, UsageRow, UsageSum};
 
 use super::style::TextStyle;
-use super::text::{format_dollars, strip_controls, truncate};
+use super::text::{format_dollars, truncate};
+use super::visible_text::show_prose_line;
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -75,7 +76,7 @@ fn row_name(by: UsageGrouping, row: &UsageRow) -> String {
         (UsageGrouping::Workspace, Some(_), Some(path)) => path.clone(),
         (_, Some(key), _) => key.clone(),
     };
-    truncate(&strip_controls(&name).replace(['\n', '\t'], " "), NAME_CHARS)
+    truncate(&show_prose_line(&name), NAME_CHARS)
 }
 
 /// The cost; if some or all of it is not known, it says so.

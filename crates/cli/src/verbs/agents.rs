@@ -70,6 +70,7 @@ fn abilities(agent: &Agent) -> String {
         (agent.questions, "question"),
         (agent.steers, "steer"),
         (agent.resumes, "resume"),
+        (!agent.modes.is_empty(), "modes"),
         (agent.cost != CostReport::Nothing, if agent.cost == CostReport::Money { "cost" } else { "tokens" }),
     ];
     let names: Vec<&str> = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();

@@ -16,6 +16,7 @@ use crate::failure::{CliExitCode, Result};
 use crate::refs;
 use crate::render::asks_table::{DecidedAskRow, OpenAskRow, decided_asks, open_asks};
 use crate::render::session_cells::ShownIds;
+use crate::render::visible_text::show_prose_line;
 use crate::render::{ask, text};
 
 /// Lists open asks. On a terminal it then goes through them one by one.
@@ -122,7 +123,7 @@ pub(super) fn format_with_owner(context: &VerbContext, titles: &AskTitles, ask: 
     let whole = ask::format_ask(ask, context.out.out_style(), context.out.width());
     let owner = ask.session_id.as_ref().map(SessionId::as_str);
     let owner = owner.or(ask.fleet_id.as_ref().map(FleetId::as_str)).unwrap_or_default();
-    let title = text::show_hidden(&titles.title(ask)).replace('\n', " ");
+    let title = show_prose_line(&titles.title(ask));
     let age = text::format_age(ask.opened_at, Millis::now());
     format!("{whole}    of {title} ({owner}), {age} ago\n")
 }

@@ -19,6 +19,6 @@ pub(crate) fn completions(context: &VerbContext, shell: Shell) -> Result<CliExit
             String::from_utf8_lossy(&script).into_owned()
         }
     };
-    context.out.print_data(&script)?;
+    context.out.print_exact(&script)?;
     Ok(CliExitCode::Success)
 }

@@ -7,7 +7,7 @@ use crate::failure::{CliExitCode, Result};
 use crate::refs;
 use crate::render::style::TextStyle;
 use crate::render::table::TextTable;
-use crate::render::text;
+use crate::render::visible_text::show_content;
 
 /// Shows the changes, or with `stat` only the files. If stdout is not a terminal, the patch is printed exactly as git
 /// made it.
@@ -22,8 +22,8 @@ pub(crate) async fn diff(context: &VerbContext, id: &str, stat: bool) -> Result<
     }
     let style = context.out.out_style();
     match (&diff.patch, context.out.out_tty) {
-        (Some(patch), true) => context.out.print_data(&colour_patch(&text::strip_controls(patch), style))?,
-        (Some(patch), false) => context.out.print_data(patch)?,
+        (Some(patch), true) => context.out.print_data(&colour_patch(&show_content(patch), style))?,
+        (Some(patch), false) => context.out.print_exact(patch)?,
         (None, _) => context.out.print_data(&table(&diff.files).render(style, context.out.width()))?,
     }
     if diff.truncated {

@@ -4,15 +4,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use qd_home::{DaemonConfig, DaemonHome};
-use qd_protocol::api::{Agent, DaemonVersion, JournalCheckReport, JournalDamage, ManifestProblem};
+use qd_protocol::api::{
+    Agent, DaemonVersion, JournalCheckReport, JournalDamage, ManifestProblem, WorkerToken,
+};
 use qd_protocol::limits;
+use qd_protocol::sandbox::SandboxLevel;
+use qd_protocol::sandbox_spec::SandboxSupport;
 use serde::Serialize;
 
 use super::VerbContext;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::style::TextStyle;
-use crate::render::text::{self, format_size};
+use crate::render::text::format_size;
+use crate::render::visible_text::show_hidden;
 
 /// Below this much free space, a journal of a few days may not fit.
 const LOW_DISK_BYTES: u64 = 1 << 30;
@@ -49,6 +54,7 @@ pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliEx
     let home = &context.locator.home;
     let mut findings =
         vec![check_platform(), check_home(home), check_settings(home), check_disk(home.path())];
+    findings.extend(check_sandbox(&qd_keeper::probe_sandbox_support()));
     match context.client().await {
         Ok(client) => {
             findings.extend(check_mode("socket", &home.socket(), 0o600));
@@ -152,6 +158,41 @@ fn judge_free_space(free: u64) -> DoctorFinding {
     }
 }
 
+/// Warns about a token of an earlier release, which is not bound to labels.
+fn check_worker_token(token: &WorkerToken) -> Option<DoctorFinding> {
+    if token.labels.is_some() {
+        return None;
+    }
+    let id = &token.id;
+    let message = format!("worker token {id} was made by an earlier release and joins with any label");
+    let advice = format!(
+        "create another with `qd workers token NAME --label LABEL`, then run `qd workers revoke {id}`"
+    );
+    Some(finding(DoctorLevel::Warn, "token", message, &advice))
+}
+
+/// One line for each level of confinement: whether this machine gives it, and what it protects.
+fn check_sandbox(support: &SandboxSupport) -> Vec<DoctorFinding> {
+    let missing = support.missing.as_deref().unwrap_or("see docs/sandbox.md");
+    let line = |given: bool, name: &str, what: &str| match given {
+        true => ok_finding("sandbox", format!("{name:<13} {what}")),
+        false => finding(DoctorLevel::Warn, "sandbox", format!("{name:<13} not available here"), missing),
+    };
+    vec![
+        line(
+            support.strongest >= SandboxLevel::Deck,
+            "deck",
+            "agents cannot reach other processes, the home or the daemon",
+        ),
+        line(
+            support.strongest >= SandboxLevel::Workspace,
+            "workspace",
+            "agents write only to their project and read no credentials",
+        ),
+        line(support.network_off, "network off", "agents reach no network"),
+    ]
+}
+
 async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     match client.get::<DaemonVersion>("/v1/version").await {
@@ -186,6 +227,10 @@ async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
             let advice = "run `qd stop` and try again; `qd doctor` then starts this version";
             findings.push(finding(DoctorLevel::Bad, "journal", failure.to_string(), advice));
         }
+    }
+    // A daemon that may not show its tokens has nothing to be advised about.
+    if let Ok(tokens) = client.list::<WorkerToken>("/v1/workers/tokens").await {
+        findings.extend(tokens.iter().filter_map(check_worker_token));
     }
     match client.list::<Agent>("/v1/agents?versions=true").await {
         Ok(agents) => findings.extend(agents.into_iter().map(check_agent)),
@@ -270,7 +315,7 @@ fn format_finding(finding: &DoctorFinding, style: TextStyle) -> String {
     let advice =
         finding.advice.as_ref().map(|advice| format!("\n               {advice}")).unwrap_or_default();
     // Messages quote manifests and answers of other programs.
-    let (message, advice) = (text::show_hidden(&finding.message), text::show_hidden(&advice));
+    let (message, advice) = (show_hidden(&finding.message), show_hidden(&advice));
     format!("{level} {:<9} {message}{advice}\n", finding.check)
 }
 
@@ -338,6 +383,21 @@ mod tests {
         let sound =
             check_damage(&JournalCheckReport { rows: 3, bytes: 2048, ..JournalCheckReport::default() });
         assert_eq!(sound, [ok_finding("journal", "undamaged: 3 rows, 2.0 KiB".to_owned())]);
+    }
+
+    #[test]
+    fn each_level_that_the_machine_lacks_is_a_warning_with_the_reason() {
+        let levels = |strongest, network_off| {
+            let missing = Some("user namespaces are off".to_owned());
+            check_sandbox(&SandboxSupport { strongest, network_off, missing })
+        };
+        let warned = |findings: &[DoctorFinding]| {
+            findings.iter().map(|finding| finding.level == DoctorLevel::Warn).collect::<Vec<_>>()
+        };
+        assert_eq!(warned(&levels(SandboxLevel::Off, false)), [true, true, true]);
+        assert_eq!(warned(&levels(SandboxLevel::Deck, true)), [false, true, false]);
+        assert_eq!(warned(&levels(SandboxLevel::Workspace, true)), [false, false, false]);
+        assert_eq!(levels(SandboxLevel::Off, false)[0].advice.as_deref(), Some("user namespaces are off"));
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl<'a> FleetTranscript<'a> {
 
     async fn show(&mut self, ReceivedEvent { event, line }: ReceivedEvent) -> Result<()> {
         if self.out.json {
-            return Ok(self.out.print_line(&line)?);
+            return Ok(self.out.print_exact(&format!("{line}\n"))?);
         }
         let Some(session) = event.session_id.clone() else { return Ok(()) };
         let Some(printer) = self.sessions.get_mut(&session) else { return Ok(()) };

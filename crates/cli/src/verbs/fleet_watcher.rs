@@ -16,6 +16,7 @@ use crate::failure::{CliExitCode, Result};
 use crate::output::{CliOutput, LiveDisplay};
 use crate::render::ask;
 use crate::render::fleet_progress::{self, FleetProgress};
+use crate::render::visible_text::show_prose;
 
 /// Between two redraws of the live display.
 const TICK: Duration = Duration::from_millis(100);
@@ -140,7 +141,7 @@ impl<'a> FleetWatcher<'a> {
             return Ok(false);
         }
         if self.out.json {
-            self.out.print_line(&arrived.line)?;
+            self.out.print_exact(&format!("{}\n", arrived.line))?;
         }
         let data = arrived.event.data.to_string();
         let Some(body) = EventBody::decode(&arrived.event.kind, data.as_bytes()).unwrap_or(None) else {
@@ -148,7 +149,7 @@ impl<'a> FleetWatcher<'a> {
         };
         let progress = self.progress.apply_event(&arrived.event, &body);
         if let Some(progress) = progress.filter(|_| !self.draws_live() && !self.out.json) {
-            self.out.print_line(&progress.line)?;
+            self.out.print_data(&format!("{}\n", progress.line))?;
         }
         match body {
             EventBody::AskOpened(opened) if self.is_open(&opened.ask).await? => {
@@ -227,8 +228,12 @@ impl<'a> FleetWatcher<'a> {
                 fleet_progress::styled_fleet_state(state, style)
             ));
             if let Some(result) = self.progress.result.as_ref().filter(|result| !result.trim().is_empty()) {
-                self.out
-                    .print_data(&format!("{}\n", crate::render::text::strip_controls(result.trim_end())))?;
+                let result = format!("{}\n", result.trim_end());
+                match self.out.out_tty {
+                    true => self.out.print_data(&show_prose(&result))?,
+                    // What the agent said is data here.
+                    false => self.out.print_exact(&result)?,
+                }
             }
         }
         Ok(match state {

@@ -47,7 +47,8 @@ pub(crate) async fn logs(context: &VerbContext, flags: &LogsArgs) -> Result<CliE
         }
     }
     if let Some(tail) = tail {
-        context.out.print_data(tail.text())?;
+        // The renderer has made it visible, or left it exact.
+        context.out.print_exact(tail.text())?;
     }
     if flags.follow && !ended {
         let mut stream = EventStream::after(&client, &session.stream_path(), cursor);

@@ -13,6 +13,7 @@ use crate::refs::{self, ResolvedSession};
 use crate::render::session_cells::ShownIds;
 use crate::render::table::TextTable;
 use crate::render::text;
+use crate::render::visible_text::show_prose_line;
 
 /// The events that `qd mail -f` follows.
 const MAIL_EVENT_KINDS: &str =
@@ -85,7 +86,9 @@ async fn follow_mail(
             EventStreamItem::Gap => {
                 context.out.print_note("the connection broke; messages sent in between are not shown")
             }
-            EventStreamItem::Event(arrived) if context.out.json => context.out.print_line(&arrived.line)?,
+            EventStreamItem::Event(arrived) if context.out.json => {
+                context.out.print_exact(&format!("{}\n", arrived.line))?
+            }
             EventStreamItem::Event(arrived) => {
                 let event = arrived.event;
                 let data = serde_json::to_vec(&event.data).map_err(anyhow::Error::from)?;
@@ -116,7 +119,7 @@ fn describe_event(body: &EventBody, session: &str) -> Option<String> {
         EventBody::MailQuarantined(event) => format!("{} quarantined: {}", event.id, event.reason),
         _ => return None,
     };
-    Some(text::strip_controls(&line))
+    Some(show_prose_line(&line))
 }
 
 /// `qd mail send`.
@@ -165,7 +168,7 @@ mod tests {
     fn a_message_cannot_move_the_cursor() {
         let id = MailId::parse("mail_1").unwrap();
         let body = EventBody::MailReturned(MailReturned { id, reason: "\x1b[2Jno".to_owned(), returns: 1 });
-        assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 returned: [2Jno");
+        assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 returned: ^[[2Jno");
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(crate) fn man(context: &VerbContext, dir: Option<&Path>) -> Result<CliExitCo
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(command).render(&mut page)?;
-            context.out.print_data(&String::from_utf8_lossy(&page))?;
+            context.out.print_exact(&String::from_utf8_lossy(&page))?;
         }
     }
     Ok(CliExitCode::Success)

@@ -7,7 +7,7 @@ use super::{VerbContext, diff};
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs::{self, ResolvedSession};
-use crate::render::text;
+use crate::render::visible_text::{show_content, show_on_one_line};
 
 /// Line ranges named per file; further ones are abbreviated to `…`.
 const MAX_LINE_RANGES: usize = 5;
@@ -75,14 +75,14 @@ pub(super) fn describe_overlap(overlap: &Overlap) -> String {
             false => format!("{} {}{more}", file.path, lines.join(", ")),
         }
     };
-    text::strip_controls(&overlap.files.iter().map(describe_file).collect::<Vec<_>>().join("; "))
+    show_on_one_line(&overlap.files.iter().map(describe_file).collect::<Vec<_>>().join("; "))
 }
 
 fn print_conflicts(context: &VerbContext, conflicts: &[MergeConflict]) {
     let style = context.out.err_style();
     for MergeConflict { path, what, hunks } in conflicts {
-        context.out.print_stderr(&format!("{} ({what})\n", style.bold(&text::strip_controls(path))));
-        context.out.print_stderr(&diff::colour_patch(&text::strip_controls(hunks), style));
+        context.out.print_stderr(&format!("{} ({what})\n", style.bold(&show_on_one_line(path))));
+        context.out.print_stderr(&diff::colour_patch(&show_content(hunks), style));
     }
 }
 

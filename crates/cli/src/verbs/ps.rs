@@ -1,6 +1,8 @@
 //! `qd ps`: lists sessions, those that need the user first. Sessions and workspaces are fetched in parallel; asks, the
 //! halt and unmerged work only if a listed session makes them matter.
 
+use std::collections::BTreeSet;
+
 use qd_protocol::Millis;
 use qd_protocol::api::{HaltStatus, Session, SessionStatus, Workspace};
 
@@ -17,13 +19,23 @@ use crate::render::{session_cells, text};
 /// A session that is not busy leaves the default view after this time without activity.
 const RECENT_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// Lists open sessions with recent activity, or with `all` every session.
+/// What `qd ps` shows of the sessions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionListView {
+    /// Every session, not only open ones with recent activity.
+    pub(crate) all: bool,
+    /// Only the ids.
+    pub(crate) quiet: bool,
+    /// Also how agents are confined.
+    pub(crate) verbose: bool,
+}
+
 pub(crate) async fn ps(
     context: &VerbContext,
-    all: bool,
-    quiet: bool,
+    view: SessionListView,
     filters: &[SessionCondition],
 ) -> Result<CliExitCode> {
+    let SessionListView { all, quiet, verbose } = view;
     let client = context.client().await?;
     let path = if all { "/v1/sessions" } else { "/v1/sessions?open=true" };
     let (sessions, workspaces) = tokio::join!(client.list(path), client.list("/v1/workspaces"));
@@ -46,8 +58,12 @@ pub(crate) async fn ps(
         return Ok(CliExitCode::Success);
     }
     let facts = fetch_facts(context, &client, &sessions, &workspaces).await?;
+    let facts = SessionListFacts { with_sandbox: verbose, ..facts };
     let table = session_table(&mut sessions, &facts, now);
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    if verbose {
+        explain_unconfined(&sessions).iter().for_each(|note| context.out.print_note(note));
+    }
     if left_out > 0 {
         context.out.print_note(&describe_left_out(left_out));
     }
@@ -73,6 +89,12 @@ fn is_current(session: &Session, now: Millis) -> bool {
 fn describe_left_out(count: usize) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} session{plural} without activity for a day not shown; `qd ps -a` shows all")
+}
+
+/// Why agents are not confined, once for each reason.
+fn explain_unconfined(sessions: &[Session]) -> BTreeSet<String> {
+    let reasons = sessions.iter().filter_map(|session| session.sandbox.as_ref()?.why.as_ref());
+    reasons.map(|why| format!("not confined: {why}")).collect()
 }
 
 async fn fetch_facts(

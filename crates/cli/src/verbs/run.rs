@@ -84,6 +84,7 @@ async fn open_session(
         agent: name.clone(),
         title: flags.title.clone(),
         model: flags.model.clone(),
+        mode: flags.mode.clone(),
         policy,
         worktree: flags.worktree.then_some(true),
         // While attached, the watcher enforces --timeout; for a detached run the daemon does.
@@ -91,6 +92,8 @@ async fn open_session(
         budget_usd: flags.budget,
         max_turns: flags.max_turns,
         system_prompt: flags.system_prompt.clone(),
+        sandbox: flags.sandbox,
+        network: flags.network,
         env,
         ..NewSession::default()
     };

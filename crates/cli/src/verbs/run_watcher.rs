@@ -159,6 +159,7 @@ impl<'a> RunWatcher<'a> {
                 QueueReason::Busy => "is queued",
                 QueueReason::Halted => "is halted",
                 QueueReason::Capacity => "waits for a free slot",
+                QueueReason::Quota => "waits for its quota to reset",
             }),
             Some(EventBody::RunStarted(_)) => self.set_activity("works"),
             Some(EventBody::RunCancelRequested(_)) => self.set_activity("stops"),

@@ -1,13 +1,14 @@
-//! `qd set`: changes a session's title, model, policy or limits.
+//! `qd set`: changes a session's title, model, mode, policy, confinement or limits.
 
 use qd_protocol::api::{Session, SessionPatch};
 
 use super::{VerbContext, prompt};
-use crate::args::SetArgs;
+use crate::args::{SetArgs, parse_network, parse_sandbox};
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs;
 
-const KEYS: &str = "title, model, policy, budget, max_turns, timeout, grace";
+const KEYS: &str =
+    "title, model, mode, policy, sandbox, network, budget, max_turns, timeout, grace, max_journal_mb";
 
 /// Applies all changes in one request, so either all of them apply or none.
 pub(crate) async fn set(context: &VerbContext, flags: &SetArgs) -> Result<CliExitCode> {
@@ -33,10 +34,14 @@ fn parse_changes(changes: &[String]) -> Result<SessionPatch> {
         match key {
             "title" => patch.title = Some(value.to_owned()),
             "model" => patch.model = Some(value.to_owned()),
+            "mode" => patch.mode = Some(value.to_owned()),
             "policy" => patch.policy = Some(prompt::read_policy(value)?),
+            "sandbox" => patch.sandbox = Some(parse_sandbox(value).map_err(usage)?),
+            "network" => patch.network = Some(parse_network(value).map_err(usage)?),
             "budget" => patch.budget_usd = Some(parse_limit(value.trim_start_matches('$')).map_err(usage)?),
             "max_turns" => patch.max_turns = Some(parse_limit(value).map_err(usage)?),
             "timeout" => patch.run_timeout_s = Some(parse_limit(value).map_err(usage)?),
+            "max_journal_mb" => patch.max_journal_mb = Some(parse_limit(value).map_err(usage)?),
             "grace" => patch.cancel_grace_s = Some(parse_limit(value).map_err(usage)?),
             _ => return Err(usage(&format!("there is no key {key}; the keys are {KEYS}"))),
         }
@@ -62,10 +67,22 @@ mod tests {
 
     #[test]
     fn changes_become_one_patch() {
-        let patch = parse(&["title=a=b", "budget=$5", "max_turns=none", "policy=allow"]).unwrap();
+        let changes = [
+            "title=a=b",
+            "mode=plan",
+            "budget=$5",
+            "max_turns=none",
+            "policy=allow",
+            "sandbox=deck",
+            "network=off",
+        ];
+        let patch = parse(&changes).unwrap();
         assert_eq!(
             serde_json::to_value(patch).unwrap(),
-            serde_json::json!({"title": "a=b", "budget_usd": 5.0, "max_turns": null, "policy": "allow"})
+            serde_json::json!({
+                "title": "a=b", "mode": "plan", "budget_usd": 5.0, "max_turns": null, "policy": "allow",
+                "sandbox": "deck", "network": "off"
+            })
         );
     }
 
@@ -76,6 +93,8 @@ mod tests {
             ("bugdet=5", "the keys are title"),
             ("budget=five", "`none`"),
             ("policy=no", "policy"),
+            ("sandbox=high", "auto, off, deck or workspace"),
+            ("network=none", "on or off"),
         ] {
             let failure = parse(&[change]).unwrap_err();
             assert_eq!(failure.exit_code(), CliExitCode::Usage);

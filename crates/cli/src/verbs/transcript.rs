@@ -37,14 +37,14 @@ impl<'a> TranscriptPrinter<'a> {
                 shared_screen: out.out_tty && out.err_tty,
                 show_prompts: false,
                 width: out.err_width(),
-                strip_controls: out.out_tty,
+                answer_on_terminal: out.out_tty,
             },
             TranscriptLayout::Whole => ConversationOptions {
                 style: out.out_style(),
                 shared_screen: true,
                 show_prompts: true,
                 width: out.width(),
-                strip_controls: out.out_tty,
+                answer_on_terminal: out.out_tty,
             },
         };
         Self { out, client, layout, conversation: ConversationRenderer::new(options) }
@@ -63,7 +63,7 @@ impl<'a> TranscriptPrinter<'a> {
             pieces.append(&mut self.render(event).await?);
         }
         if !lines.is_empty() {
-            self.out.print_data(&lines)?;
+            self.out.print_exact(&lines)?;
         }
         self.print(pieces)
     }
@@ -100,12 +100,15 @@ impl<'a> TranscriptPrinter<'a> {
             let to_stderr = |piece: &ChannelText| {
                 self.layout == TranscriptLayout::Answer && piece.channel == OutputChannel::Aside
             };
-            let same = rest.iter().take_while(|piece| to_stderr(piece) == to_stderr(first)).count();
+            // An answer is data where nobody looks at it, and stays exact.
+            let is_exact = |piece: &ChannelText| piece.channel == OutputChannel::Answer && !self.out.out_tty;
+            let way = |piece: &ChannelText| (to_stderr(piece), is_exact(piece));
+            let same = rest.iter().take_while(|piece| way(piece) == way(first)).count();
             let text: String = rest[..same].iter().map(|piece| piece.text.as_str()).collect();
-            if to_stderr(first) {
-                self.out.print_stderr(&text);
-            } else {
-                self.out.print_data(&text)?;
+            match way(first) {
+                (true, _) => self.out.print_stderr(&text),
+                (false, true) => self.out.print_exact(&text)?,
+                (false, false) => self.out.print_data(&text)?,
             }
             rest = &rest[same..];
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use qd_protocol::api::{Run, RunStatus, Session};
 use qd_protocol::event::Ask;
 use qd_protocol::fleet::{Fleet, FleetStatus};
-use qd_protocol::{FinishReason, RunId};
+use qd_protocol::{FinishReason, Millis, RunId};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -17,8 +17,9 @@ use crate::args::{OnAskWhileWaiting, WaitArgs};
 use crate::client::DaemonClient;
 use crate::client::stream::EventStream;
 use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::local_time::format_local_time;
 use crate::refs::{self, ResolvedFleet, ResolvedSession, WatchTarget};
-use crate::render::{ask, text};
+use crate::render::{ask, session_cells, text};
 
 /// How long one request waits before it is repeated.
 const REQUEST_WAIT_S: u64 = 60;
@@ -108,6 +109,7 @@ async fn wait_for_all(
         let (id, outcome) = match target {
             WatchTarget::Run(session, run) => {
                 context.out.print_note(&format!("waiting for {run} of {}", session.id));
+                note_quota(context, client, session, &mut None).await?;
                 (run.to_string(), wait_for_run(client, &session.run_path(run)).await?.into())
             }
             WatchTarget::Session(session) => {
@@ -188,8 +190,10 @@ async fn wait_for_session(
         1 => context.out.print_note(&format!("waiting for {}", session.id)),
         count => context.out.print_note(&format!("waiting for {count} runs of {}", session.id)),
     }
+    let mut noted_reset = None;
     loop {
         for run in runs.iter().filter(|run| !is_over(run)) {
+            note_quota(context, client, session, &mut noted_reset).await?;
             wait_for_run(client, &session.run_path(&run.id)).await?;
         }
         let busy = client.get::<Session>(&session.path()).await?.busy;
@@ -201,6 +205,25 @@ async fn wait_for_session(
     let waited_for = runs.iter().filter(|run| !over_at_first.contains(&run.id));
     let worst = worst_reason(waited_for.filter_map(|run| run.finish_reason));
     Ok(worst.or_else(|| runs.last().and_then(|run| run.finish_reason)))
+}
+
+/// Says that a session waits for the reset of its account's quota, once for each reset.
+async fn note_quota(
+    context: &VerbContext,
+    client: &DaemonClient,
+    session: &ResolvedSession,
+    noted_reset: &mut Option<Millis>,
+) -> Result<()> {
+    let session: Session = client.get(&session.path()).await?;
+    let until = session.quota_until.filter(|_| session_cells::is_waiting_to_start(&session));
+    if let Some(until) = until.filter(|until| noted_reset.replace(*until) != Some(*until)) {
+        let (id, agent) = (&session.id, &session.agent);
+        let time = format_local_time(until);
+        context.out.print_note(&format!(
+            "{id} waits for the quota of {agent}, which resets at {time}; `qd quota release {id}` does not wait for it"
+        ));
+    }
+    Ok(())
 }
 
 async fn wait_for_fleet(

@@ -4,17 +4,13 @@ use qd_protocol::Millis;
 use qd_protocol::api::{CreatedWorkerToken, JoinedWorker, NewWorkerToken, Worker, WorkerToken};
 
 use super::VerbContext;
-use crate::args::WorkersVerb;
+use crate::args::{WorkerTokenArgs, WorkersVerb};
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::table::TextTable;
 use crate::render::text;
 
 const JOINED_PATH: &str = "/v1/workers/joined";
-/// The maximum length of a label.
-const LABEL_CHARS: usize = 64;
-/// How much of the token's id is the label of a machine whose token has no usable name.
-const SHORT_ID_CHARS: usize = 6;
 
 /// Lists running workers, and below them the joined machines.
 pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
@@ -92,7 +88,7 @@ pub(crate) async fn run_workers_verb(context: &VerbContext, verb: WorkersVerb) -
     let client = context.client().await?;
     match verb {
         WorkersVerb::Machines => list_machines(context, &client).await,
-        WorkersVerb::Token { name } => make_token(context, &client, name).await,
+        WorkersVerb::Token(args) => make_token(context, &client, args).await,
         WorkersVerb::Tokens => list_tokens(context, &client).await,
         WorkersVerb::Revoke { id } => revoke_token(context, &client, &id).await,
     }
@@ -101,15 +97,23 @@ pub(crate) async fn run_workers_verb(context: &VerbContext, verb: WorkersVerb) -
 async fn make_token(
     context: &VerbContext,
     client: &DaemonClient,
-    name: Option<String>,
+    args: WorkerTokenArgs,
 ) -> Result<CliExitCode> {
-    let made: CreatedWorkerToken = client.post("/v1/workers/tokens", &NewWorkerToken { name }).await?;
+    let WorkerTokenArgs { name, named, label: labels, agent: agents } = args;
+    let new = NewWorkerToken { name: name.or(named), labels, agents };
+    let made: CreatedWorkerToken = client.post("/v1/workers/tokens", &new).await?;
     if context.out.json {
         context.out.print_json(&made)?;
         return Ok(CliExitCode::Success);
     }
     let url = made.url.as_deref().unwrap_or("URL");
-    let mut command = format!("qd worker join {url} --token {} --label {}", made.token, machine_label(&made));
+    let mut command = format!("qd worker join {url} --token {}", made.token);
+    for label in made.labels.iter().flatten() {
+        command.push_str(&format!(" --label {label}"));
+    }
+    for agent in made.agents.iter().flatten() {
+        command.push_str(&format!(" --agent {agent}"));
+    }
     if let Some(fingerprint) = &made.fingerprint {
         command.push_str(&format!(" --fingerprint {fingerprint}"));
     }
@@ -124,18 +128,6 @@ async fn make_token(
         Some(_) => {}
     }
     Ok(CliExitCode::Success)
-}
-
-/// The label for the machine: the token's name with unsuitable characters replaced, else the start of the token's id.
-fn machine_label(made: &CreatedWorkerToken) -> String {
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    let name = made.name.as_deref().unwrap_or_default();
-    let label: String =
-        name.trim().chars().map(|c| if is_allowed(c) { c } else { '-' }).take(LABEL_CHARS).collect();
-    if label.chars().any(|c| c.is_ascii_alphanumeric()) {
-        return label;
-    }
-    made.id.as_str().trim_start_matches(qd_protocol::TokenId::PREFIX).chars().take(SHORT_ID_CHARS).collect()
 }
 
 /// Whether the host is a wildcard address, which other machines cannot connect to.
@@ -154,12 +146,15 @@ async fn list_tokens(context: &VerbContext, client: &DaemonClient) -> Result<Cli
 }
 
 fn tokens_table(tokens: Vec<WorkerToken>, now: Millis) -> TextTable {
-    let mut table = TextTable::new(&["ID", "NAME", "AGE", "LAST USED"]);
+    let mut table = TextTable::new(&["ID", "NAME", "LABELS", "AGENTS", "AGE", "LAST USED"]);
+    let list = |allowed: Option<Vec<String>>| allowed.map_or_else(|| "any".to_owned(), |all| all.join(","));
     for token in tokens {
         let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::format_age(at, now));
         table.add_row([
             token.id.to_string(),
             token.name.unwrap_or_default(),
+            list(token.labels),
+            list(token.agents),
             text::format_age(token.created_at, now),
             used,
         ]);
@@ -208,7 +203,8 @@ mod tests {
 
     fn token(id: &str, name: Option<&str>) -> WorkerToken {
         let id = TokenId::parse(id).unwrap();
-        WorkerToken { id, name: name.map(str::to_owned), created_at: Millis(0), last_used_at: None }
+        let name = name.map(str::to_owned);
+        WorkerToken { id, name, created_at: Millis(0), last_used_at: None, labels: None, agents: None }
     }
 
     #[test]
@@ -220,23 +216,6 @@ mod tests {
         assert_eq!(find_token(&tokens, "ac").unwrap().id.as_str(), "tok_ac");
         assert_eq!(find_token(&tokens, "tok_a").unwrap_err().exit_code(), CliExitCode::Usage);
         assert_eq!(find_token(&tokens, "x").unwrap_err().exit_code(), CliExitCode::NotFound);
-    }
-
-    #[test]
-    fn the_label_of_a_machine_has_only_allowed_characters() {
-        let made = |name: Option<&str>| CreatedWorkerToken {
-            id: TokenId::parse("tok_abcdefghij").unwrap(),
-            name: name.map(str::to_owned),
-            created_at: Millis(0),
-            token: String::new(),
-            url: None,
-            fingerprint: None,
-        };
-        assert_eq!(machine_label(&made(Some("box_1.lan"))), "box_1.lan");
-        assert_eq!(machine_label(&made(Some("my big box"))), "my-big-box");
-        for name in [None, Some("  "), Some("…")] {
-            assert_eq!(machine_label(&made(name)), "abcdef", "{name:?}");
-        }
     }
 
     #[test]
@@ -279,6 +258,8 @@ mod tests {
 
         let used = WorkerToken {
             last_used_at: Some(Millis(3_000_000)),
+            labels: Some(vec!["gpu".to_owned(), "big".to_owned()]),
+            agents: Some(vec!["claude".to_owned()]),
             ..token("tok_ab12cd34ef56gh78", Some("gpu"))
         };
         let tokens = [used, token("tok_zz98yy76xx54ww32", None)];

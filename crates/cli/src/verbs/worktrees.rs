@@ -11,6 +11,7 @@ use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::table::TextTable;
 use crate::render::text;
+use crate::render::visible_text::show_prose;
 
 const PATH: &str = "/v1/worktrees";
 
@@ -23,6 +24,9 @@ pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
     }
     context.out.print_data(&table(&all).render(context.out.out_style(), context.out.width()))?;
     for worktree in &all {
+        if let Some(problem) = &worktree.problem {
+            context.out.print_note(&format!("{}: {problem}", worktree.session_id));
+        }
         // Each pair is printed once.
         for overlap in worktree.overlaps.iter().filter(|other| other.session_id > worktree.session_id) {
             let (first, second) = (&worktree.session_id, &overlap.session_id);
@@ -168,7 +172,7 @@ async fn confirm(context: &VerbContext, stdin: &mut StdinLines, why: &str) -> bo
     if !stdin.tty || !context.out.err_tty || context.out.json {
         return false;
     }
-    context.out.print_stderr(&format!("{}; remove it anyway? [y/N] ", text::strip_controls(why)));
+    context.out.print_stderr(&format!("{}; remove it anyway? [y/N] ", show_prose(why)));
     let line = stdin.next_line().await;
     context.out.line_was_typed();
     line.is_some_and(|line| matches!(line.trim(), "y" | "Y" | "yes"))
@@ -215,6 +219,7 @@ mod tests {
             base: None,
             target: None,
             state: WorktreeStatus::Dirty,
+            problem: None,
             changed_files: 3,
             ahead: 0,
             added: None,

@@ -23,14 +23,19 @@ pub mod subtasks;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::sync::Arc;
 
-use qd_protocol::event::{Ask, AskAnswer, EventBody, FinishReason, FleetStopReason, FleetUpdated};
+use qd_protocol::event::{
+    Ask, AskAnswer, EventActor, EventBody, FinishReason, FleetStopReason, FleetUpdated,
+};
 use qd_protocol::{AskId, ClockReading, EventNumber, RunId};
 
 pub use evolve::evolve;
 pub use state::{
     AssignedRun, AssignmentOutcome, FleetAssignment, FleetState, FleetStop, RouteState, TriggerState,
 };
+
+use crate::event_actor::actor_of_event;
 
 /// Current facts that are not in the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,8 +48,8 @@ pub struct FleetContext {
 /// Every input of the fleet machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FleetInput {
-    /// A request from a client.
-    Command(FleetCommand),
+    /// A request from a client. Every event that is decided while it is handled carries its actor.
+    Command { actor: Arc<EventActor>, command: FleetCommand },
     /// A run has ended. Delivered at least once for every run that the fleet assigned; other runs are ignored.
     RunFinished(FinishedRun),
     /// The prompt of this run was delivered as a steer to another run, so this run will never exist.
@@ -97,6 +102,8 @@ pub struct FleetEvent {
     pub number: EventNumber,
     /// When the step decided it.
     pub ts: ClockReading,
+    /// Who caused it, if it was not the end of a run.
+    pub actor: Option<Arc<EventActor>>,
     pub body: EventBody,
 }
 
@@ -126,11 +133,11 @@ pub enum FleetReply {
 
 /// Handles one input. Each event is applied with [`evolve()`] as it is decided; nothing else changes the state.
 pub fn step(state: &mut FleetState, input: FleetInput, context: FleetContext) -> FleetStep {
-    let mut builder = FleetStepBuilder { state, context, step: FleetStep::default() };
+    let mut builder = FleetStepBuilder { state, context, actor: None, step: FleetStep::default() };
     match input {
-        FleetInput::Command(FleetCommand::Cancel) => builder.handle_cancel(),
-        FleetInput::Command(FleetCommand::Answer { ask, answer, shown_sha256 }) => {
-            builder.answer_ask(&ask, answer, shown_sha256.as_deref())
+        FleetInput::Command { actor, command } => {
+            builder.actor = Some(actor);
+            builder.handle_command(command);
         }
         FleetInput::RunFinished(finished) => builder.handle_run_finished(&finished),
         FleetInput::RunDeliveredAsSteer(run) => builder.handle_run_delivered_as_steer(&run),
@@ -150,6 +157,8 @@ pub fn deadline(state: &FleetState, now: ClockReading) -> Option<u64> {
 struct FleetStepBuilder<'a> {
     state: &'a mut FleetState,
     context: FleetContext,
+    /// Who sent the command being handled.
+    actor: Option<Arc<EventActor>>,
     step: FleetStep,
 }
 
@@ -164,7 +173,8 @@ impl FleetStepBuilder<'_> {
     /// Adds an event to the step and applies it.
     fn emit(&mut self, body: EventBody) {
         let number = EventNumber(self.state.number.0 + 1);
-        let event = FleetEvent { number, ts: self.context.now, body };
+        let actor = actor_of_event(&body, self.actor.as_ref());
+        let event = FleetEvent { number, ts: self.context.now, actor, body };
         evolve(self.state, &event);
         self.step.events.push(event);
     }
@@ -194,6 +204,15 @@ impl FleetStepBuilder<'_> {
     fn handle_tick(&mut self) {
         if deadline(self, self.context.now) == Some(0) {
             self.stop_fleet(FleetStopReason::Timeout);
+        }
+    }
+
+    fn handle_command(&mut self, command: FleetCommand) {
+        match command {
+            FleetCommand::Cancel => self.handle_cancel(),
+            FleetCommand::Answer { ask, answer, shown_sha256 } => {
+                self.answer_ask(&ask, answer, shown_sha256.as_deref())
+            }
         }
     }
 

@@ -46,6 +46,10 @@ impl SessionStepBuilder<'_> {
             if self.context.halted || self.worker_stopping_since.is_some() {
                 break;
             }
+            if let Some(until) = self.context.quota_until {
+                self.queue_for_quota(until);
+                break;
+            }
             match self.context.agent {
                 AgentAvailability::Ready { .. } if self.suspension().is_some() => self.resume_run(run),
                 AgentAvailability::Ready { .. } => self.start_run(run),

@@ -2,11 +2,12 @@
 //! run's end belongs to no run, and the outcome that an agent reports only counts if no stop was requested.
 
 use qd_protocol::event::{
-    Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, EmptyEventData, EventBody,
-    MessageDelta, NoticeShown, PermissionDecision, PlanUpdated, ResolvedBy, RunError, RunStopCause,
-    SessionUpdated, SteerTaken, TokenUsage, ToolCallEvent, UsageReported,
+    Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, ContextCompacted,
+    ContextUpdated, EmptyEventData, EventBody, MessageDelta, ModeChangeSource, ModeChanged, NoticeShown,
+    PermissionDecision, PlanUpdated, ResolvedBy, RunError, RunStopCause, SessionUpdated, SteerTaken,
+    TokenUsage, ToolCallEvent, UsageReported,
 };
-use qd_protocol::limits::{USAGE_COST_MAX_USD, USAGE_TOKENS_MAX};
+use qd_protocol::limits::{ASKS_OPEN_MAX, USAGE_COST_MAX_USD, USAGE_TOKENS_MAX};
 use qd_protocol::link::{
     AgentUpdate, AskRequest, AskResolution, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber,
 };
@@ -34,6 +35,11 @@ impl SessionStepBuilder<'_> {
                     self.emit_update(SessionUpdated { agent_session_id, ..Default::default() });
                 }
                 self.advance();
+            }
+            AgentUpdate::Confined(report) => {
+                if self.sandbox.as_ref() != Some(&report) {
+                    self.emit_update(SessionUpdated { confined: Some(report), ..Default::default() });
+                }
             }
             AgentUpdate::Turn { run, update } => self.record_agent_output(run, update),
             AgentUpdate::Ask { run, ask } => self.handle_ask_request(run, ask),
@@ -116,13 +122,13 @@ impl SessionStepBuilder<'_> {
             TurnUpdate::Plan { entries } => {
                 EventBody::PlanUpdated(PlanUpdated { message_id, entries, after_run })
             }
-            TurnUpdate::Notice { text, silent_s } => {
-                EventBody::NoticeShown(NoticeShown { text, after_run, silent_s })
+            TurnUpdate::Notice { text, silent_s, limit } => {
+                EventBody::NoticeShown(NoticeShown { text, after_run, silent_s, limit })
             }
             TurnUpdate::Usage { usage, conversation_cost_usd } => match absurd_usage(&usage) {
                 Some(absurd) => {
                     let text = format!("refused a usage report of run {run}: {absurd}; it does not count");
-                    EventBody::NoticeShown(NoticeShown { text, after_run, silent_s: None })
+                    EventBody::NoticeShown(NoticeShown { after_run, ..NoticeShown::new(text) })
                 }
                 None => {
                     reports_usage = true;
@@ -138,6 +144,15 @@ impl SessionStepBuilder<'_> {
             },
             TurnUpdate::ModelCall if live => EventBody::TurnStarted(EmptyEventData {}),
             TurnUpdate::ModelCall => return,
+            TurnUpdate::Mode { mode } if self.settings.mode.as_ref() == Some(&mode) => return,
+            TurnUpdate::Mode { mode } => {
+                EventBody::ModeChanged(ModeChanged { mode, by: ModeChangeSource::Agent, after_run })
+            }
+            TurnUpdate::Context(context) if self.agent_context == Some(context) => return,
+            TurnUpdate::Context(context) => EventBody::ContextUpdated(ContextUpdated { context, after_run }),
+            TurnUpdate::Compacted { used_before } => {
+                EventBody::ContextCompacted(ContextCompacted { used_before, after_run })
+            }
         };
         self.emit(live.then_some(run), body);
         if reports_usage {
@@ -147,12 +162,27 @@ impl SessionStepBuilder<'_> {
         if live && self.settings.limits.max_turns.is_some_and(|max| turns > max) {
             self.stop_active_run(RunStopCause::MaxTurns, None);
         }
+        if live && self.is_at_journal_limit() {
+            self.stop_active_run(RunStopCause::JournalLimit, None);
+        }
     }
 
     /// Opens an ask for a person, with the digest of its input.
     pub(super) fn open_ask(&mut self, run: Option<RunId>, ask: &mut Ask) {
         ask.input_sha256 = Some(ask_digest::input_sha256(&ask.input));
-        self.emit(run, EventBody::AskOpened(AskOpened { ask_id: ask.id.clone(), ask: ask.clone() }));
+        let opened = AskOpened { ask_id: ask.id.clone(), ask: ask.clone() };
+        self.emit(run.clone(), EventBody::AskOpened(opened));
+        if self.pending_asks().count() == ASKS_OPEN_MAX {
+            let text = format!(
+                "{ASKS_OPEN_MAX} asks are open, which is the limit; further ones wait until some are answered"
+            );
+            self.emit(run, EventBody::NoticeShown(NoticeShown::of_limit("ASKS_OPEN_MAX", text)));
+        }
+    }
+
+    /// Whether as many asks are open as may be.
+    pub(super) fn is_at_ask_limit(&self) -> bool {
+        self.pending_asks().count() >= ASKS_OPEN_MAX
     }
 
     fn handle_ask_request(&mut self, run: RunId, request: AskRequest) {
@@ -167,6 +197,10 @@ impl SessionStepBuilder<'_> {
         };
         if stopping {
             return self.open_withdrawn_ask(ask, Some(run), ResolvedBy::Cancel);
+        }
+        // Our workers hold back what exceeds the limit, and leave as much to the asks of our own tools.
+        if self.pending_asks().count() >= 2 * ASKS_OPEN_MAX {
+            return self.open_withdrawn_ask(ask, Some(run), ResolvedBy::Agent);
         }
         match self.judge_ask(&ask) {
             // The agent itself would not have asked. People should not have to approve every file that it reads.

@@ -5,8 +5,8 @@
 
 use qd_protocol::event::{
     Ask, AskAnswer, AskKind, AskResolved, AskStatus, EventBody, MessageCreated, MessagePart, MessageRole,
-    PermissionDecision, QueueReason, ResolvedBy, RunAccepted, RunCancelRequested, RunQueued, RunStopCause,
-    SessionCloseMode, SessionUpdated, SteerAccepted,
+    ModeChangeSource, ModeChanged, PermissionDecision, QueueReason, ResolvedBy, RunAccepted,
+    RunCancelRequested, RunQueued, RunStopCause, SessionCloseMode, SessionUpdated, SteerAccepted,
 };
 use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::link::AskResolution;
@@ -16,7 +16,7 @@ use qd_protocol::{AskId, EventNumber, FinishReason, LongText, MailId, MessageId,
 use super::step_builder::SessionStepBuilder;
 use super::{
     AgentAvailability, AskEntry, CommandRefusal, CommandReply, PromptSubmission, RunStopRequest,
-    SessionCommand, SessionEffect, SettingsUpdate,
+    SessionCommand, SessionContext, SessionEffect, SettingsUpdate,
 };
 use crate::ask_digest;
 
@@ -126,6 +126,9 @@ impl SessionStepBuilder<'_> {
         if self.closing.is_some() {
             return self.refuse(CommandRefusal::Closed);
         }
+        if self.is_at_journal_limit() {
+            return self.refuse(CommandRefusal::JournalLimit);
+        }
         if self.queue_is_full() {
             return self.refuse(CommandRefusal::QueueFull);
         }
@@ -135,23 +138,28 @@ impl SessionStepBuilder<'_> {
     }
 
     pub(super) fn queue_is_full(&self) -> bool {
-        self.queued_runs(self.context.halted).count() >= QUEUE_MAX
+        self.queued_runs(self.context.holds_runs()).count() >= QUEUE_MAX
     }
 
     /// Appends a prompt to the queue. Returns its position and the index of its `run.accepted` in the step.
     pub(super) fn enqueue_prompt(&mut self, prompt: PromptSubmission, mail: Option<MailId>) -> (u32, usize) {
-        let halted = self.context.halted;
+        let SessionContext { halted, quota_until, .. } = self.context;
+        let held = self.context.holds_runs();
         let is_first = self.runs.is_empty();
-        let starts_at_once = is_first && !halted && !self.must_wait_for_slot();
-        let position = if starts_at_once { 0 } else { self.queued_runs(halted).count() as u32 + 1 };
+        let starts_at_once = is_first && !held && !self.must_wait_for_slot();
+        let position = if starts_at_once { 0 } else { self.queued_runs(held).count() as u32 + 1 };
         self.emit_run_accepted(prompt, position, None, mail);
         let event = self.last_event_index() - 1;
         // A first run that only waits for a slot gets its `run.queued` from `launch_agent`.
-        if halted || !is_first {
-            let reason = if halted { QueueReason::Halted } else { QueueReason::Busy };
-            let body = EventBody::RunQueued(RunQueued { reason, position });
+        let queued = match quota_until {
+            _ if halted => Some(RunQueued::new(QueueReason::Halted, position)),
+            Some(until) => Some(RunQueued { reason: QueueReason::Quota, position, until: Some(until) }),
+            None if is_first => None,
+            None => Some(RunQueued::new(QueueReason::Busy, position)),
+        };
+        if let Some(queued) = queued {
             let run = self.runs.back().map(|run| run.id.clone());
-            self.emit(run, body);
+            self.emit(run, EventBody::RunQueued(queued));
         }
         (position, event)
     }
@@ -307,7 +315,7 @@ impl SessionStepBuilder<'_> {
         let can_steer = matches!(self.context.agent, AgentAvailability::Ready { steerable: true });
         match self.runs.front() {
             _ if self.closing.is_some() => Err(CommandRefusal::Closed),
-            _ if self.serving_count(self.context.halted) == 0 => Err(CommandRefusal::NotRunning),
+            _ if self.serving_count(self.context.holds_runs()) == 0 => Err(CommandRefusal::NotRunning),
             _ if self.suspension().is_some() => Err(CommandRefusal::NotRunning),
             _ if !can_steer && matches!(self.context.agent, AgentAvailability::Ready { .. }) => {
                 Err(CommandRefusal::SteerUnsupported)
@@ -351,8 +359,15 @@ impl SessionStepBuilder<'_> {
         if self.closing.is_some() {
             return self.refuse(CommandRefusal::Closed);
         }
-        let SettingsUpdate { title, model, policy, limits } = change;
-        self.emit_update(SessionUpdated { title, model, policy, limits, ..Default::default() });
+        let SettingsUpdate { title, model, mode, policy, sandbox, network, limits } = change;
+        let update = SessionUpdated { title, model, policy, sandbox, network, limits, ..Default::default() };
+        if update != SessionUpdated::default() || mode.is_none() {
+            self.emit_update(update);
+        }
+        if let Some(mode) = mode.filter(|mode| self.settings.mode.as_ref() != Some(mode)) {
+            let changed = ModeChanged { mode, by: ModeChangeSource::User, after_run: None };
+            self.emit(None, EventBody::ModeChanged(changed));
+        }
         self.advance();
         self.set_reply(CommandReply::Done);
     }

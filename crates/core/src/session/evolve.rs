@@ -12,6 +12,7 @@ use qd_protocol::ClockReading;
 use qd_protocol::event::EventBody;
 
 use super::SessionEvent;
+use super::output_size::agent_event_bytes;
 use super::state::{MailDeliveryState, RunExecution, SessionState, UnfinishedRun};
 
 /// Applies one event. Events come in order and each exactly once.
@@ -23,8 +24,10 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
     if let Some(number) = event.update_number {
         state.last_update_number = state.last_update_number.max(number);
     }
+    state.output_bytes = state.output_bytes.saturating_add(agent_event_bytes(&event.body));
     match &event.body {
         EventBody::SessionUpdated(change) => session_events::apply_updated(state, event, change),
+        EventBody::ModeChanged(changed) => state.settings.mode = Some(changed.mode.clone()),
         EventBody::SessionClosed(_) => state.closed = true,
         EventBody::RunAccepted(accepted) => run_events::apply_accepted(state, event, accepted),
         EventBody::RunQueued(queued) => run_events::apply_queued(state, event, queued),
@@ -39,6 +42,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         EventBody::ToolStarted(_) => run_events::apply_tool_started(state, event),
         EventBody::TurnStarted(_) => run_events::apply_turn_started(state, event),
         EventBody::UsageReported(report) => run_events::apply_usage(state, event, report),
+        EventBody::ContextUpdated(updated) => state.agent_context = Some(updated.context),
         EventBody::AskOpened(opened) => ask_events::apply_opened(state, event, opened),
         EventBody::AskResolved(resolved) => ask_events::apply_resolved(state, event, resolved),
         EventBody::AskDelivered(delivered) => _ = state.asks.remove(&delivered.ask_id),
@@ -62,6 +66,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         | EventBody::ToolOutput(_)
         | EventBody::ToolFinished(_)
         | EventBody::PlanUpdated(_)
+        | EventBody::ContextCompacted(_)
         | EventBody::NoticeShown(_)
         | EventBody::ErrorRaised(_)
         | EventBody::WorkspaceCreated(_)
@@ -71,6 +76,10 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         | EventBody::FleetRouted(_)
         | EventBody::FleetMentioned(_)
         | EventBody::FleetFinished(_)
+        | EventBody::TokenCreated(_)
+        | EventBody::TokenRevoked(_)
+        | EventBody::QuotaReached(_)
+        | EventBody::QuotaReleased(_)
         | EventBody::HaltSet(_)
         | EventBody::HaltLifted(_) => {}
     }
@@ -93,6 +102,8 @@ pub(super) fn records_uptime(body: &EventBody) -> bool {
             | EventBody::TurnStarted(_)
             | EventBody::PlanUpdated(_)
             | EventBody::UsageReported(_)
+            | EventBody::ContextUpdated(_)
+            | EventBody::ContextCompacted(_)
             | EventBody::NoticeShown(_)
             | EventBody::MessageCreated(_)
             | EventBody::MessageFinished(_)

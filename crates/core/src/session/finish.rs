@@ -2,7 +2,7 @@
 
 use qd_protocol::event::{
     EventBody, MessageFinish, MessageFinished, MessageRole, ProcessCleanup, ResolvedBy, RunError,
-    RunFinished, SteerMissed,
+    RunFinished, RunStopCause, SteerMissed,
 };
 use qd_protocol::limits::{HEAD_MAX, INLINE_MAX};
 use qd_protocol::text::{escaped_head, escaped_len};
@@ -42,9 +42,12 @@ impl SessionStepBuilder<'_> {
         let never_started = run.execution.is_none();
         let stop = run.execution.as_ref().and_then(|started| started.stop);
         let usage = run.execution.as_ref().map(|started| started.usage).unwrap_or_default();
+        let reported = ending.error.map(|error| self.without_absurd_reset(error));
+        // Also of a run that is being stopped: the quota is exhausted all the same.
+        let quota_until = reported.as_ref().and_then(|error| error.resets_at);
         let (reason, error) = match stop {
-            Some(stop) => (stop.by.finish_reason(), None),
-            None => (ending.reason, ending.error),
+            Some(stop) => (stop.by.finish_reason(), self.stop_error(stop.by)),
+            None => (ending.reason, reported),
         };
         let by = if reason == FinishReason::Cancelled { ResolvedBy::Cancel } else { ResolvedBy::End };
         self.withdraw_asks(id, by);
@@ -68,10 +71,24 @@ impl SessionStepBuilder<'_> {
             let event_index = self.last_event_index();
             self.add_oversized_text(OversizedText { event_index, text });
         }
+        if let Some(until) = quota_until {
+            self.record_exhausted_quota(until);
+        }
         if self.settings.fleet.is_some() {
             self.add_effect(SessionEffect::NotifyFleet { run: id.clone() });
         }
         self.notify_parent();
+    }
+
+    /// The error of a run that was stopped for this cause, if that is an error.
+    fn stop_error(&self, cause: RunStopCause) -> Option<RunError> {
+        (cause == RunStopCause::JournalLimit).then(|| {
+            let message = format!(
+                "the agent of this session has said more than {} MiB; raise `max_journal_mb` of the session to go on",
+                self.journal_limit_mb()
+            );
+            RunError::new("journal_limit", message)
+        })
     }
 
     /// The result text if it fits into the event. Otherwise its head, and the text to write to a file: the given

@@ -12,6 +12,8 @@ pub enum ExpectedWakeup {
     Slot,
     /// The end of the halt.
     HaltLifted,
+    /// The reset of the account's quota, or its release by a person.
+    QuotaReleased,
     /// The end of a start, stop or reconnect of the agent.
     AgentChange,
     /// The end of the turn that the agent works on, or the loss of that agent.
@@ -45,6 +47,7 @@ pub fn expected_wakeup(
         },
         None if state.run_awaiting_agent().is_none() => Some(ExpectedWakeup::ChildrenEnd),
         None if context.halted => Some(ExpectedWakeup::HaltLifted),
+        None if context.quota_until.is_some() => Some(ExpectedWakeup::QuotaReleased),
         None => match context.agent {
             AgentAvailability::Starting | AgentAvailability::Lost => Some(ExpectedWakeup::AgentChange),
             AgentAvailability::Ready { .. } | AgentAvailability::IdleStopped

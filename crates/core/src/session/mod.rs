@@ -15,7 +15,9 @@ mod evolve;
 mod finish;
 mod liveness;
 mod mail;
+mod output_size;
 mod queued_runs;
+mod quota;
 mod state;
 mod step_builder;
 mod suspend;
@@ -24,10 +26,16 @@ mod tool_permissions;
 mod tool_questions;
 mod worker;
 
-use qd_protocol::event::{Ask, AskAnswer, Attachment, ChildResult, EventBody, RunStopCause, SessionLimits};
+use std::sync::Arc;
+
+use qd_protocol::event::{
+    Ask, AskAnswer, Attachment, ChildResult, EventActor, EventBody, RunStopCause, SessionLimits,
+};
 use qd_protocol::link::{AgentExitReason, AgentUpdate, AskRequest, AskResolution, UpdateNumber};
 use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::policy::Policy;
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
+use qd_protocol::sandbox_spec::SandboxReport;
 use qd_protocol::{AskId, ClockReading, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
 
 pub use agent_phase::AgentPhase;
@@ -45,16 +53,27 @@ use crate::rows::UpdatedRow;
 use step_builder::SessionStepBuilder;
 
 /// Current facts that are not in the journal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionContext {
     pub now: ClockReading,
     /// A halt is set: no run starts.
     pub halted: bool,
+    /// When the quota of the session's account resets, if it is exhausted: until then no run starts.
+    pub quota_until: Option<Millis>,
     /// The budget of this session or of an ancestor is spent: a run that would start ends at once.
     pub over_budget: bool,
     /// The limit on live agents allows one more.
     pub slot_available: bool,
     pub agent: AgentAvailability,
+    /// How an agent that is started now would be confined, if that is known. The worker has the last word.
+    pub sandbox: Option<SandboxReport>,
+}
+
+impl SessionContext {
+    /// No run may start, so a run that has not started counts as queued.
+    pub fn holds_runs(&self) -> bool {
+        self.halted || self.quota_until.is_some()
+    }
 }
 
 /// Whether there is an agent to send a prompt to. While a worker is being stopped its agent counts as
@@ -78,8 +97,9 @@ pub enum AgentAvailability {
 /// Every input of the session machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SessionInput {
-    /// A request from a client or from the daemon itself.
-    Command(SessionCommand),
+    /// A request from a client or from the daemon itself. Every event that is decided while it is handled carries its
+    /// actor.
+    Command { actor: Arc<EventActor>, command: SessionCommand },
     /// An update from the agent's side, under its link number.
     Update(UpdateNumber, AgentUpdate),
     /// The worker is connected.
@@ -232,7 +252,10 @@ pub struct PromptSubmission {
 pub struct SettingsUpdate {
     pub title: Option<String>,
     pub model: Option<String>,
+    pub mode: Option<String>,
     pub policy: Option<Policy>,
+    pub sandbox: Option<SandboxSetting>,
+    pub network: Option<NetworkSetting>,
     /// Replaces all limits.
     pub limits: Option<SessionLimits>,
 }
@@ -264,6 +287,8 @@ pub struct SessionEvent {
     pub run: Option<RunId>,
     /// The number of the agent update that caused this event. Only the first event of a step has it.
     pub update_number: Option<UpdateNumber>,
+    /// Who caused it, if it was not the agent's work.
+    pub actor: Option<Arc<EventActor>>,
     pub body: EventBody,
 }
 
@@ -336,6 +361,8 @@ pub enum SessionEffect {
     },
     /// The agent reported cost: check the budgets.
     CheckBudget,
+    /// The quota of the account is exhausted: have its other sessions check whether their runs may start.
+    WakeAccount,
     /// The session is closed: delete its events.
     Purge,
 }
@@ -393,12 +420,16 @@ pub enum CommandRefusal {
     Closed,
     /// The queue is at its limit.
     QueueFull,
+    /// The agent has said as much as it may in this session.
+    JournalLimit,
     /// The run id is already used for a different prompt.
     RunIdConflict,
     /// No run can be steered now.
     NotRunning,
     /// No turn is running in which a question could be asked.
     NoTurn,
+    /// As many asks are open as may be.
+    TooManyAsks,
     /// The agent does not support steering.
     SteerUnsupported,
     /// The run is not in the queue.
@@ -418,9 +449,12 @@ pub enum CommandRefusal {
 
 /// Handles one input. Each event is applied with [`evolve()`] as it is decided; nothing else changes the state.
 pub fn step(state: &mut SessionState, input: SessionInput, context: &SessionContext) -> SessionStep {
-    let mut builder = SessionStepBuilder::new(state, *context);
+    let mut builder = SessionStepBuilder::new(state, context.clone());
     match input {
-        SessionInput::Command(command) => builder.handle_command(command),
+        SessionInput::Command { actor, command } => {
+            builder.set_actor(actor);
+            builder.handle_command(command);
+        }
         SessionInput::Update(number, update) => builder.handle_update(number, update),
         SessionInput::WorkerAttached { applied, reattached, run_time_ms } => {
             builder.handle_worker_attached(applied, reattached, run_time_ms)

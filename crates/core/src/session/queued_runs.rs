@@ -1,5 +1,5 @@
 //! Changes of the queue by clients: removing queued runs, and moving one to another place. Which runs are queued depends
-//! on the halt as well, so it is asked of the state each time. A run that is active or about to start is never touched.
+//! on the halt and on quotas as well, so it is asked of the state each time. A run that is active or about to start is never touched.
 
 use qd_protocol::event::{EventBody, RunMoved};
 use qd_protocol::{FinishReason, RunId};
@@ -10,7 +10,7 @@ use super::{CommandRefusal, CommandReply};
 impl SessionStepBuilder<'_> {
     /// The queued runs, in order.
     pub(super) fn queued_run_ids(&self) -> Vec<RunId> {
-        self.queued_runs(self.context.halted).map(|(_, run)| run.id.clone()).collect()
+        self.queued_runs(self.context.holds_runs()).map(|(_, run)| run.id.clone()).collect()
     }
 
     pub(super) fn remove_queued(&mut self, run: &RunId) {

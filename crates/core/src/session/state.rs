@@ -4,14 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use qd_protocol::api::LastRun;
-use qd_protocol::event::{Ask, ChildResult, RunStopCause, SessionCloseMode, SessionCreated, TokenUsage};
+use qd_protocol::event::{
+    Ask, ChildResult, ContextUsage, RunStopCause, SessionCloseMode, SessionCreated, TokenUsage,
+};
 use qd_protocol::link::{AskResolution, UpdateNumber};
+use qd_protocol::sandbox_spec::SandboxReport;
 use qd_protocol::text::BlobRef;
 use qd_protocol::{
-    AskId, ClockReading, EventNumber, LongText, MachineUptime, MailId, Millis, RunId, SessionId, WorkerId,
-    WorkspaceId,
+    AccountId, AskId, ClockReading, EventNumber, LongText, MachineUptime, MailId, Millis, RunId, SessionId,
+    WorkerId, WorkspaceId,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::quota::usual_account;
 
 /// Everything the machine knows about one session. Snapshots are this struct, serialized.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +38,9 @@ pub struct SessionState {
     /// The worker that hosts the agent, from its `worker.started` to its `worker.exited`.
     #[serde(default)]
     pub worker: Option<WorkerId>,
+    /// How the agent has been confined since it was last started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxReport>,
     /// When the current or last worker started.
     #[serde(default)]
     pub worker_since: Millis,
@@ -50,6 +58,12 @@ pub struct SessionState {
     pub grants: BTreeSet<String>,
     /// The usage of all its runs.
     pub usage: TokenUsage,
+    /// How full the context of the agent's model was when the agent last reported it.
+    #[serde(rename = "context", default, skip_serializing_if = "Option::is_none")]
+    pub agent_context: Option<ContextUsage>,
+    /// The approximate size of everything that its agent has reported. Snapshots of earlier releases lack it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub output_bytes: u64,
     pub children: BTreeSet<SessionId>,
     /// The number of a cancel that not all child sessions have confirmed.
     #[serde(rename = "owed_cancel")]
@@ -82,6 +96,10 @@ pub struct SessionState {
     /// journal.
     #[serde(default)]
     pub mail: VecDeque<MailboxEntry>,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// A message in the mailbox that is not yet delivered, acknowledged or quarantined.
@@ -156,6 +174,9 @@ pub struct UnfinishedRun {
     /// It waits because the limit on live agents is reached.
     #[serde(rename = "lacks_room", default)]
     pub waits_for_slot: bool,
+    /// The reset of the quota that its last `run.queued` named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_until: Option<Millis>,
     /// Steers that the turn has neither taken nor missed.
     pub steers: Vec<PendingSteer>,
     /// Set once the run has started.
@@ -303,6 +324,7 @@ impl SessionState {
             conversation_cost_usd: None,
             settings: created,
             worker: None,
+            sandbox: None,
             worker_since: at.wall,
             worker_stopping_since: None,
             crashes: VecDeque::new(),
@@ -310,6 +332,8 @@ impl SessionState {
             asks: BTreeMap::new(),
             grants: BTreeSet::new(),
             usage: TokenUsage::default(),
+            agent_context: None,
+            output_bytes: 0,
             children: BTreeSet::new(),
             pending_child_cancel: None,
             last_parent_cancel: EventNumber(0),
@@ -415,16 +439,22 @@ impl SessionState {
         self.closing.is_some() && !self.closed && !self.is_busy() && children_done
     }
 
-    /// How many runs at the head of the list are not queued: 1 if a run is active or about to start, otherwise 0.
-    pub fn serving_count(&self, halted: bool) -> usize {
+    /// The account that the agent uses.
+    pub fn account(&self) -> AccountId {
+        self.settings.account.clone().unwrap_or_else(|| usual_account(&self.settings.agent))
+    }
+
+    /// How many runs at the head of the list are not queued: 1 if a run is active or about to start, otherwise 0. `held`
+    /// says that no run may start now, because of a halt or a quota.
+    pub fn serving_count(&self, held: bool) -> usize {
         match self.runs.front() {
-            Some(run) => usize::from(run.execution.is_some() || !(halted || run.waits_for_slot)),
+            Some(run) => usize::from(run.execution.is_some() || !(held || run.waits_for_slot)),
             None => 0,
         }
     }
 
     /// Runs in the queue, with their positions from 1.
-    pub fn queued_runs(&self, halted: bool) -> impl Iterator<Item = (u32, &UnfinishedRun)> {
-        (1..).zip(self.runs.iter().skip(self.serving_count(halted)))
+    pub fn queued_runs(&self, held: bool) -> impl Iterator<Item = (u32, &UnfinishedRun)> {
+        (1..).zip(self.runs.iter().skip(self.serving_count(held)))
     }
 }

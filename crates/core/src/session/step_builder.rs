@@ -2,8 +2,9 @@
 //! [`SessionStepBuilder::emit`]: the mutable borrow is private to this file, so no rule can bypass `evolve`.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
-use qd_protocol::event::EventBody;
+use qd_protocol::event::{EventActor, EventBody};
 use qd_protocol::link::UpdateNumber;
 use qd_protocol::{EventNumber, RunId};
 
@@ -12,6 +13,7 @@ use super::{
     CommandRefusal, CommandReply, OversizedText, SessionContext, SessionEffect, SessionEvent, SessionState,
     SessionStep,
 };
+use crate::event_actor::actor_of_event;
 use crate::rows::{self, apply_event};
 
 pub(super) struct SessionStepBuilder<'a> {
@@ -19,6 +21,8 @@ pub(super) struct SessionStepBuilder<'a> {
     pub(super) context: SessionContext,
     /// The number of the agent update being handled, until the first event takes it.
     update_number: Option<UpdateNumber>,
+    /// Who sent the command being handled.
+    actor: Option<Arc<EventActor>>,
     step: SessionStep,
 }
 
@@ -31,11 +35,15 @@ impl Deref for SessionStepBuilder<'_> {
 
 impl<'a> SessionStepBuilder<'a> {
     pub(super) fn new(state: &'a mut SessionState, context: SessionContext) -> Self {
-        Self { state, context, update_number: None, step: SessionStep::default() }
+        Self { state, context, update_number: None, actor: None, step: SessionStep::default() }
     }
 
     pub(super) fn set_update_number(&mut self, number: UpdateNumber) {
         self.update_number = Some(number);
+    }
+
+    pub(super) fn set_actor(&mut self, actor: Arc<EventActor>) {
+        self.actor = Some(actor);
     }
 
     /// Adds an event to the step, applies it and returns its number.
@@ -43,7 +51,8 @@ impl<'a> SessionStepBuilder<'a> {
         let number = EventNumber(self.state.number.0 + 1);
         let now = self.context.now;
         let ts = if records_uptime(&body) { now } else { now.wall.into() };
-        let event = SessionEvent { number, ts, run, update_number: self.update_number.take(), body };
+        let actor = actor_of_event(&body, self.actor.as_ref());
+        let event = SessionEvent { number, ts, run, update_number: self.update_number.take(), actor, body };
         self.step.rows.extend(apply_event(self.state, &event));
         self.step.session_changed |= rows::changes_session_row(&event.body);
         self.step.events.push(event);

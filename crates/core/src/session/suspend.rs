@@ -88,7 +88,7 @@ fn suspension_error(children: &[SessionId], body: &EventBody) -> Option<RunError
         );
         return Some(RunError::new("too_many_to_wait_for", message));
     }
-    if body.encode().map_or(0, |data| data.len()) > INLINE_MAX {
+    if body.encode(None).map_or(0, |data| data.len()) > INLINE_MAX {
         let message =
             format!("the agent suspended its run with a transcript of more than {INLINE_MAX} bytes as JSON");
         return Some(RunError::new("transcript_too_large", message));

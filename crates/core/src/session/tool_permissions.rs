@@ -50,6 +50,9 @@ impl SessionStepBuilder<'_> {
         ask.asked_by_tool = true;
         let (rule, granted, reason) = match self.judge_ask(&ask) {
             PolicyJudgement::Ask if run.is_none() => return self.refuse(CommandRefusal::NoTurn),
+            PolicyJudgement::Ask if self.is_at_ask_limit() => {
+                return self.refuse(CommandRefusal::TooManyAsks);
+            }
             PolicyJudgement::Ask => {
                 self.open_ask(run, &mut ask);
                 return self.set_reply(CommandReply::ToolCallJudged(ToolCallVerdict::Pending));

@@ -2,13 +2,12 @@
 //! end with the turn, but nothing is sent over the link: the tool call itself waits for the answer.
 
 use qd_protocol::AskId;
-use qd_protocol::event::{Ask, AskDelivered, AskKind, AskOpened, AskStatus, EventBody, ResolvedBy};
+use qd_protocol::event::{Ask, AskDelivered, AskKind, AskStatus, EventBody, ResolvedBy};
 use qd_protocol::policy::Risk;
 use serde_json::Value;
 
 use super::step_builder::SessionStepBuilder;
 use super::{AskEntry, CommandRefusal, CommandReply};
-use crate::ask_digest;
 
 impl SessionStepBuilder<'_> {
     /// Opens a question in the running turn. A turn that is being stopped cannot ask any more.
@@ -17,14 +16,17 @@ impl SessionStepBuilder<'_> {
             return self.refuse(CommandRefusal::NoTurn);
         };
         let run = run.id.clone();
-        let ask = Ask {
+        if self.is_at_ask_limit() {
+            return self.refuse(CommandRefusal::TooManyAsks);
+        }
+        let mut ask = Ask {
             id: id.clone(),
             session_id: Some(self.id.clone()),
             run_id: Some(run.clone()),
             fleet_id: None,
             kind: AskKind::Question,
             tool: None,
-            input_sha256: Some(ask_digest::input_sha256(&Value::Null)),
+            input_sha256: None,
             input: Value::Null,
             risk: Risk::Low,
             prompt,
@@ -34,7 +36,7 @@ impl SessionStepBuilder<'_> {
             state: AskStatus::Pending,
             answer: None,
         };
-        self.emit(Some(run), EventBody::AskOpened(AskOpened { ask_id: id.clone(), ask }));
+        self.open_ask(Some(run), &mut ask);
         self.set_reply(CommandReply::QuestionOpened(id));
     }
 

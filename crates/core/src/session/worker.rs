@@ -87,14 +87,14 @@ impl SessionStepBuilder<'_> {
 
     /// The first run waits for something other than an agent, so a failing agent does not fail it.
     fn is_first_run_blocked(&self) -> bool {
-        self.context.halted || self.waits_for_slot()
+        self.context.holds_runs() || self.waits_for_slot()
     }
 
     /// Launches an agent for this run, or queues the run until a slot is free.
     pub(super) fn launch_agent(&mut self, run: &RunId) {
         if !self.context.slot_available {
             if self.run(run).is_some_and(|run| !run.waits_for_slot) {
-                let queued = RunQueued { reason: QueueReason::Capacity, position: 1 };
+                let queued = RunQueued::new(QueueReason::Capacity, 1);
                 self.emit(Some(run.clone()), EventBody::RunQueued(queued));
             }
             return;
@@ -108,7 +108,11 @@ impl SessionStepBuilder<'_> {
             }
             None => {
                 let worker_id = WorkerId::of_session(&self.id, EventNumber(self.number.0 + 1));
-                self.emit(None, EventBody::WorkerStarted(WorkerStarted { worker_id: worker_id.clone() }));
+                let sandbox = self.context.sandbox.clone();
+                self.emit(
+                    None,
+                    EventBody::WorkerStarted(WorkerStarted { worker_id: worker_id.clone(), sandbox }),
+                );
                 (worker_id, true)
             }
         };
@@ -155,7 +159,7 @@ impl SessionStepBuilder<'_> {
     /// started for.
     pub(super) fn emit_notice(&mut self, text: String) {
         if !self.closed {
-            self.emit(None, EventBody::NoticeShown(NoticeShown { text, after_run: None, silent_s: None }));
+            self.emit(None, EventBody::NoticeShown(NoticeShown::new(text)));
         }
     }
 

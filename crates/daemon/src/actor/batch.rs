@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use super::reply::{ActorReply, CommandCompletion, ReplyDetails, to_actor_reply};
 use super::{IdempotencyKey, load};
 use crate::daemon::{Daemon, SessionAddress, append_failed, blob_failed};
+use crate::quotas::quota_row;
 
 /// A child session, created in the transaction of its parent's next event.
 pub(crate) struct ChildCreation {
@@ -122,7 +123,7 @@ impl ActorBatch {
                 ts: event.ts,
                 run: event.run.clone(),
                 kind: event.body.kind(),
-                data: event.body.encode().map_err(encode_failed)?,
+                data: event.body.encode(event.actor.as_deref()).map_err(encode_failed)?,
                 update_number: event.update_number,
             });
         }
@@ -353,6 +354,7 @@ pub(crate) fn row_change(
             pending: doc.ask.state == AskStatus::Pending,
             doc: serde_json::to_vec(doc).map_err(encode_failed)?,
         }),
+        UpdatedRow::Quota(quota) => quota_row(quota)?,
         UpdatedRow::Mail { id, doc, sent } => {
             let (sent_by, fingerprint) = first_events.mail.get(id).copied().unzip();
             RowChange::Mail(MailRow {

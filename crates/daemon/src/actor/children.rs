@@ -11,7 +11,7 @@ use std::time::Duration;
 use qd_core::rows::RunDoc;
 use qd_core::session::SessionCommand;
 use qd_journal::RunFilter;
-use qd_protocol::event::ChildResult;
+use qd_protocol::event::{ChildResult, EventActor};
 use qd_protocol::limits::HEAD_MAX;
 use qd_protocol::text::escaped_head;
 use qd_protocol::{ApiError, ErrorCode, EventNumber, RunId, SessionId};
@@ -49,11 +49,12 @@ impl SessionActor {
         let task = self.daemon.spawn(async move {
             let mut cancelled = Vec::new();
             for child in children {
-                let runs = match cancel_child(&daemon, &child, number).await {
+                let runs = match cancel_child(&daemon, &session.id, &child, number).await {
                     Ok(runs) => Some(runs),
                     Err(_) => {
                         receipt = None;
-                        retry_delivery(&daemon, || cancel_child(&daemon, &child, number)).await
+                        let retry = || cancel_child(&daemon, &session.id, &child, number);
+                        retry_delivery(&daemon, retry).await
                     }
                 };
                 match runs {
@@ -61,7 +62,13 @@ impl SessionActor {
                     None => return,
                 }
             }
-            deliver_command(&daemon, &session, SessionCommand::ChildrenCancelled { number }).await;
+            deliver_command(
+                &daemon,
+                &session,
+                EventActor::DAEMON,
+                SessionCommand::ChildrenCancelled { number },
+            )
+            .await;
             if let Some(receipt) = receipt {
                 // A client that has disconnected does not need the receipt.
                 let _gone = receipt.send(cancelled);
@@ -79,14 +86,15 @@ impl SessionActor {
         let children: Vec<SessionId> = self.state.children.iter().cloned().collect();
         self.child_close = Some(self.daemon.spawn(async move {
             for child in &children {
-                if retry_delivery(&daemon, || close_child(&daemon, child, purge)).await.is_none() {
+                if retry_delivery(&daemon, || close_child(&daemon, &session.id, child, purge)).await.is_none()
+                {
                     return;
                 }
             }
             for child in &children {
                 daemon.wait_closed(child).await;
             }
-            deliver_command(&daemon, &session, SessionCommand::ChildrenClosed).await;
+            deliver_command(&daemon, &session, EventActor::DAEMON, SessionCommand::ChildrenClosed).await;
         }));
     }
 
@@ -97,7 +105,13 @@ impl SessionActor {
             for child in children {
                 let result = retry_delivery(&daemon, || child_result(&daemon, &child)).await;
                 if let Some(Some(result)) = result {
-                    deliver_command(&daemon, &session, SessionCommand::ChildEnded(result)).await;
+                    deliver_command(
+                        &daemon,
+                        &session,
+                        for_session(&child),
+                        SessionCommand::ChildEnded(result),
+                    )
+                    .await;
                 }
             }
         });
@@ -121,7 +135,8 @@ impl SessionActor {
                 }
             };
             if let Some(Some((parent, result))) = retry_delivery(&daemon, report).await {
-                deliver_command(&daemon, &parent, SessionCommand::ChildEnded(result)).await;
+                deliver_command(&daemon, &parent, for_session(&child), SessionCommand::ChildEnded(result))
+                    .await;
             }
         });
     }
@@ -129,8 +144,15 @@ impl SessionActor {
 
 /// Sends a command to a session until it is journalled. Gives up only if the session no longer exists or the daemon
 /// stops; then the next daemon sends it again.
-async fn deliver_command(daemon: &Arc<Daemon>, session: &Arc<SessionAddress>, command: SessionCommand) {
-    let _delivered = retry_delivery(daemon, || daemon.send_command(session, command.clone(), None)).await;
+async fn deliver_command(
+    daemon: &Arc<Daemon>,
+    session: &Arc<SessionAddress>,
+    actor: EventActor,
+    command: SessionCommand,
+) {
+    let actor = Arc::new(actor);
+    let _delivered =
+        retry_delivery(daemon, || daemon.send_command(session, &actor, command.clone(), None)).await;
 }
 
 /// Repeats an operation while mailboxes are full or the journal fails. Without this, a moment without storage could
@@ -184,13 +206,16 @@ async fn child_result(daemon: &Daemon, id: &SessionId) -> Result<Option<ChildRes
 /// none. Boxed, because it waits for a tree of any height.
 fn cancel_child<'a>(
     daemon: &'a Arc<Daemon>,
+    parent: &'a SessionId,
     child: &'a SessionId,
     cause: EventNumber,
 ) -> Pin<Box<dyn Future<Output = Result<Vec<RunId>, ApiError>> + Send + 'a>> {
     Box::pin(async move {
         let Some(session) = find_child(daemon, child).await? else { return Ok(Vec::new()) };
+        let actor = Arc::new(for_session(parent));
+        let command = SessionCommand::CancelFromParent { cause };
         let CommandCompletion { reply, cancelled_in_children } =
-            daemon.send_command(&session, SessionCommand::CancelFromParent { cause }, None).await?;
+            daemon.send_command(&session, &actor, command, None).await?;
         let mut runs = match reply {
             ActorReply::Cancelled(cancelled) => cancelled.cancelled,
             _ => Vec::new(),
@@ -202,11 +227,21 @@ fn cancel_child<'a>(
     })
 }
 
-async fn close_child(daemon: &Arc<Daemon>, child: &SessionId, purge: bool) -> Result<(), ApiError> {
-    match find_child(daemon, child).await? {
-        Some(session) => daemon.send_command(&session, SessionCommand::Close { purge }, None).await.map(drop),
-        None => Ok(()),
-    }
+async fn close_child(
+    daemon: &Arc<Daemon>,
+    parent: &SessionId,
+    child: &SessionId,
+    purge: bool,
+) -> Result<(), ApiError> {
+    let Some(session) = find_child(daemon, child).await? else { return Ok(()) };
+    let actor = Arc::new(for_session(parent));
+    daemon.send_command(&session, &actor, SessionCommand::Close { purge }, None).await.map(drop)
+}
+
+/// The daemon, when it passes on what another session did. Who made that session do it is in its own events: after a
+/// crash, nothing else is known.
+fn for_session(session: &SessionId) -> EventActor {
+    EventActor::Daemon { session_id: Some(session.clone()) }
 }
 
 /// A child session, unless it was purged.

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use qd_core::sandbox::SandboxUnavailable;
 use qd_core::session::{SessionEffect, seconds_to_millis};
 use qd_protocol::event::{Attachment, RunError, SessionCreated};
 use qd_protocol::link::{AgentCommand, AgentExitReason, PromptFile, TurnLimits};
 use qd_protocol::policy::{Policy, PolicyVerdict};
 use qd_protocol::worker::AgentSpec;
-use qd_protocol::{ApiError, EventNumber, LongText, RunId, WorkerId};
+use qd_protocol::{ApiError, ErrorCode, EventNumber, LongText, RunId, WorkerId};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -71,6 +72,7 @@ impl SessionActor {
             SessionEffect::NotifyParent => self.notify_parent(),
             SessionEffect::NotifyFleet { run } => self.notify_fleet(run),
             SessionEffect::CheckBudget => self.check_budget().await,
+            SessionEffect::WakeAccount => self.daemon.wake_awake_sessions(),
             SessionEffect::Purge => {
                 self.purged = true;
                 self.remove_session_secrets();
@@ -114,48 +116,23 @@ impl SessionActor {
         let env = self.daemon.home.session_env(&self.session.id);
         let is_local = self.daemon.workers.is_local(&self.state.settings.agent);
         let project = self.daemon.workspace_path(&self.session.workspace, is_local).await;
-        let mut manifest = None;
-        let SessionCreated { agent, program, worktree, directory, .. } = &self.state.settings;
-        let program = program.as_deref().map(Path::new);
-        let cwd = match (project, worktree, directory) {
-            (Ok(project), Some(_), Some(directory)) => {
-                manifest = self.daemon.workers.agents().launch_manifest(agent, &project, program);
-                Ok(PathBuf::from(directory))
+        let (env, project) = match (env, project) {
+            (Ok(env), Ok(project)) => (env, project),
+            (env, project) => {
+                let why = env.err().map(|error| error.to_string());
+                let why = why.or(project.err().map(|error| error.message)).unwrap_or_default();
+                return self.fail_agent(RunError::new("agent_not_started", why));
             }
-            (Ok(project), ..) => {
-                if program.is_some() {
-                    manifest = self.daemon.workers.agents().launch_manifest(agent, &project, program);
-                }
-                Ok(project)
-            }
-            (Err(error), ..) => Err(error),
         };
-        let (env, cwd) = match (env, cwd) {
-            (Ok(env), Ok(cwd)) => (env, cwd),
-            (env, cwd) => {
-                let why = env.err().map(|error| error.to_string()).or(cwd.err().map(|error| error.message));
-                return self.fail_agent(RunError::new("agent_not_started", why.unwrap_or_default()));
+        let spec = match self.agent_spec(worker, &project) {
+            Ok(spec) => AgentSpec { env, ..spec },
+            Err(error) => {
+                let code = ErrorCode::SandboxUnavailable.as_str();
+                return self.fail_agent(RunError::new(code, error.to_string()));
             }
         };
         self.idle_timeout = self.agent_idle_timeout();
         let settings = &self.state.settings;
-        let id = self.state.id.clone();
-        // A conversation from elsewhere may have been used until the moment in which the session was created.
-        let adopted_at = settings.agent_session_id.is_some().then_some(self.state.created_at);
-        // Nobody knows what such a conversation has cost before.
-        let is_adopted =
-            settings.agent_session_id.is_some() && settings.agent_session_id == self.state.agent_session_id;
-        let spec = AgentSpec {
-            model: settings.model.clone(),
-            system_prompt: settings.system_prompt.clone(),
-            env,
-            agent_session_id: self.state.agent_session_id.clone(),
-            conversation_cost_usd: self.state.conversation_cost_usd.or((!is_adopted).then_some(0.0)),
-            last_active: self.state.last_finished.or(adopted_at),
-            manifest: manifest.map(Box::new),
-            after: self.state.last_update_number,
-            ..AgentSpec::new(id, worker, &settings.agent, cwd)
-        };
         // An agent that may not act itself may not have other sessions act for it either.
         let tools = settings.policy != Policy::Always(PolicyVerdict::Deny)
             && settings.mcp.unwrap_or(self.daemon.default_mcp);
@@ -166,6 +143,40 @@ impl SessionActor {
             Ok(link) => self.agent.set_new_link(link),
             Err(error) => self.fail_agent(error),
         }
+    }
+
+    /// What the agent is started with, except for what [`Workers::complete_spec`](crate::workers::Workers) adds.
+    fn agent_spec(&self, worker: WorkerId, project: &Path) -> Result<AgentSpec, SandboxUnavailable> {
+        let settings = &self.state.settings;
+        let SessionCreated { agent, program, worktree, directory, .. } = settings;
+        let program = program.as_deref().map(Path::new);
+        // An agent in a worktree has the manifest of its project, not that of the worktree.
+        let has_own_manifest = worktree.is_some() || program.is_some();
+        let manifest = has_own_manifest
+            .then(|| self.daemon.workers.agents().launch_manifest(agent, project, program))
+            .flatten();
+        let cwd = match (worktree, directory) {
+            (Some(_), Some(directory)) => PathBuf::from(directory),
+            _ => project.to_owned(),
+        };
+        let id = self.state.id.clone();
+        let sandbox = self.daemon.workers.sandbox_spec(&id, settings, project)?;
+        // A conversation from elsewhere may have been used until the moment in which the session was created.
+        let adopted_at = settings.agent_session_id.is_some().then_some(self.state.created_at);
+        // Nobody knows what such a conversation has cost before.
+        let is_adopted =
+            settings.agent_session_id.is_some() && settings.agent_session_id == self.state.agent_session_id;
+        Ok(AgentSpec {
+            model: settings.model.clone(),
+            system_prompt: settings.system_prompt.clone(),
+            agent_session_id: self.state.agent_session_id.clone(),
+            conversation_cost_usd: self.state.conversation_cost_usd.or((!is_adopted).then_some(0.0)),
+            last_active: self.state.last_finished.or(adopted_at),
+            manifest: manifest.map(Box::new),
+            sandbox,
+            after: self.state.last_update_number,
+            ..AgentSpec::new(id, worker, agent, cwd)
+        })
     }
 
     /// Reports a problem before the start as an agent that failed to start.
@@ -179,7 +190,8 @@ impl SessionActor {
         match self.load_prompt_parts(number, &run).await {
             Ok((prompt, files, messages)) => {
                 let limits = self.remaining_limits().await;
-                self.agent.send(AgentCommand::Prompt { number, run, prompt, files, messages, limits });
+                let mode = self.state.settings.mode.clone();
+                self.agent.send(AgentCommand::Prompt { number, run, prompt, mode, files, messages, limits });
             }
             Err(error) => {
                 tracing::error!(session = %self.session.id, %run, %error, "could not load a prompt from the journal");

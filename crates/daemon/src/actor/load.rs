@@ -95,7 +95,15 @@ fn apply_events(
 
 pub(crate) fn recorded_event(stored: &StoredEvent, body: EventBody) -> SessionEvent {
     let number = stored.number.unwrap_or_default();
-    SessionEvent { number, ts: stored.ts, run: stored.run.clone(), update_number: stored.update_number, body }
+    SessionEvent {
+        number,
+        ts: stored.ts,
+        run: stored.run.clone(),
+        update_number: stored.update_number,
+        // No state depends on it.
+        actor: None,
+        body,
+    }
 }
 
 fn decode(session: &SessionAddress, stored: &StoredEvent) -> Result<Option<EventBody>, ApiError> {

@@ -17,15 +17,18 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use qd_core::rows::UpdatedRow;
 use qd_core::session::{
     AgentAvailability, SessionCommand, SessionContext, SessionEffect, SessionInput, SessionPhase,
     SessionState, deadline, step,
 };
 use qd_journal::SessionKey;
 use qd_link::{LinkEvent, NumberedUpdate};
+use qd_protocol::event::EventActor;
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
-use qd_protocol::{ApiError, ErrorCode, EventBody, EventNumber, RunId};
+use qd_protocol::sandbox_spec::SandboxReport;
+use qd_protocol::{AccountId, ApiError, ErrorCode, EventBody, EventNumber, RunId};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -35,7 +38,7 @@ pub(crate) use reply::{ActorReply, CommandCompletion, ask_changed, run_id_confli
 use crate::clock::read_clocks;
 use crate::daemon::{Daemon, SessionAddress};
 use crate::registry::ActorMailbox;
-use crate::workers::{RecordedWorker, SlotStanding};
+use crate::workers::{RecordedWorker, SandboxRequest, SlotStanding};
 use agent::SessionAgent;
 use batch::{ActorBatch, PromptCache};
 pub(crate) use batch::{ChildCreation, FirstEventIndex, encode_failed, row_change, session_row};
@@ -57,7 +60,7 @@ const MAILBOX_TURNS_MAX: u8 = 16;
 pub(crate) enum ActorMessage {
     /// A command whose sender waits for the reply.
     Request(Box<CommandRequest>),
-    /// Conditions have improved (a slot, a lifted halt, a budget): check whether anything can proceed.
+    /// Conditions have changed (a slot, a lifted halt, a budget, a quota): check whether anything can proceed.
     Wake,
     /// Check that something will make the session go on.
     CheckLiveness,
@@ -73,6 +76,8 @@ pub(crate) enum ActorMessage {
 
 /// A command, with the channel for its reply.
 pub(crate) struct CommandRequest {
+    /// Who sent it.
+    pub(crate) actor: Arc<EventActor>,
     pub(crate) command: SessionCommand,
     /// The client's `Idempotency-Key`, stored with the reply.
     pub(crate) key: Option<IdempotencyKey>,
@@ -121,12 +126,14 @@ pub(crate) async fn run_actor(
         Ok((state, lineage)) => {
             let prompts = PromptCache::default();
             let agent = SessionAgent::default();
+            let account = state.account();
             let mut actor = SessionActor {
                 daemon,
                 session,
                 mailbox,
                 state,
                 lineage,
+                account,
                 agent,
                 launch_decided: false,
                 preparation: None,
@@ -194,6 +201,8 @@ struct SessionActor {
     state: Box<SessionState>,
     /// The session's own key, then its parent's and so on up, then its fleet's: the budgets that apply.
     lineage: Vec<SessionKey>,
+    /// The account that its agent uses, which never changes.
+    account: AccountId,
     agent: SessionAgent,
     /// The machine has decided to launch an agent, and that is not carried out yet.
     launch_decided: bool,
@@ -369,8 +378,7 @@ impl SessionActor {
 
     /// No run is active or about to start, and no input waits to be judged again.
     fn is_quiet(&self) -> bool {
-        let nothing_runs =
-            !self.state.is_busy() || (self.daemon.is_halted() && self.state.active_run().is_none());
+        let nothing_runs = !self.state.is_busy() || (self.holds_runs() && self.state.active_run().is_none());
         !self.has_unjudged_inputs() && nothing_runs && self.preparation.is_none() && !self.agent.is_changing()
     }
 
@@ -407,15 +415,34 @@ impl SessionActor {
         self.daemon.workers.idle_timeout(&self.state.settings.agent, &project, self.daemon.idle)
     }
 
+    /// No run may start, because of a halt or a quota.
+    fn holds_runs(&self) -> bool {
+        self.daemon.is_halted() || self.daemon.quotas.until(&self.account).is_some()
+    }
+
     fn session_context(&self) -> SessionContext {
         SessionContext {
             now: read_clocks(),
             // A daemon that is ending its workers starts no new ones.
             halted: self.daemon.is_halted() || self.daemon.is_ending_workers(),
+            quota_until: self.daemon.quotas.until(&self.account),
             over_budget: self.daemon.budgets.any_spent(&self.lineage),
             agent: self.agent_availability(),
             slot_available: self.daemon.agent_slots.may_start(&self.session.id),
+            sandbox: self.expected_sandbox(),
         }
+    }
+
+    /// How an agent that is started now would be confined. Only known while there is none, because it takes a look at
+    /// manifests.
+    fn expected_sandbox(&self) -> Option<SandboxReport> {
+        if self.agent_availability() != AgentAvailability::Absent || self.state.closed {
+            return None;
+        }
+        let workspace = self.daemon.workspaces.get(&self.session.workspace).ok()?;
+        let settings = &self.state.settings;
+        let request = SandboxRequest::of_session(settings);
+        self.daemon.workers.plan_sandbox(&settings.agent, &workspace.path, request).ok()?
     }
 
     /// The worker that the journal says this session has.
@@ -436,8 +463,8 @@ impl SessionActor {
         let standing = match self.state.phase() {
             _ if self.launch_decided || self.preparation.is_some() => SlotStanding::Busy,
             _ if !self.agent.is_live() => match self.state.waits_for_slot() {
-                // A session that may not start because of a halt must not block the line.
-                true if !self.daemon.is_halted() => SlotStanding::Waiting,
+                // A session that may not start because of a halt or a quota must not block the line.
+                true if !self.holds_runs() => SlotStanding::Waiting,
                 _ => SlotStanding::NotCounted,
             },
             _ if self.can_stop_idle_agent() => SlotStanding::Idle,
@@ -455,6 +482,12 @@ impl SessionActor {
         let result = step(&mut self.state, input, &context);
         let launches = |effect: &SessionEffect| matches!(effect, SessionEffect::LaunchAgent { .. });
         self.launch_decided |= result.effects.iter().any(launches);
+        // Counts from the moment it is decided, so that no later step of the batch starts a run.
+        for row in &result.rows {
+            if let UpdatedRow::Quota(quota) = row {
+                self.daemon.quotas.insert(quota.clone());
+            }
+        }
         batch.add(result, &self.state);
     }
 
@@ -471,10 +504,10 @@ impl SessionActor {
         for message in messages {
             match message {
                 ActorMessage::Request(request) => {
-                    let CommandRequest { command, key, child, reply } = *request;
+                    let CommandRequest { actor, command, key, child, reply } = *request;
                     self.note_command(&command);
                     let has_key = key.is_some();
-                    self.step_machine(&mut batch, SessionInput::Command(command));
+                    self.step_machine(&mut batch, SessionInput::Command { actor, command });
                     batch.attach_waiter(reply, key, child);
                     if has_key {
                         self.commit(std::mem::take(&mut batch)).await;
@@ -498,9 +531,9 @@ impl SessionActor {
         }
         self.commit(batch).await;
         for reply in probes {
-            let halted = self.daemon.is_halted();
+            let held = self.holds_runs();
             let queued =
-                self.state.queued_runs(halted).map(|(position, run)| (position, run.id.clone())).collect();
+                self.state.queued_runs(held).map(|(position, run)| (position, run.id.clone())).collect();
             // A client that has disconnected does not need the answer.
             let _gone = reply.send(SessionActivity { busy: self.state.is_busy(), queued });
         }
@@ -512,7 +545,8 @@ impl SessionActor {
         match command {
             SessionCommand::AcceptPrompt(prompt) => self.prompts.insert(prompt),
             SessionCommand::UpdateSettings(change)
-                if change.model.is_some() && self.state.closing.is_none() =>
+                if self.state.closing.is_none()
+                    && (change.model.is_some() || change.sandbox.is_some() || change.network.is_some()) =>
             {
                 self.agent.mark_outdated()
             }

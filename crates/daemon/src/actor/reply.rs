@@ -3,7 +3,7 @@
 use qd_core::session::{CommandRefusal, CommandReply, ToolCallVerdict};
 use qd_protocol::api::{CancelResponse, PromptReceipt, RunStatus, SteerReceipt};
 use qd_protocol::event::Ask;
-use qd_protocol::limits::MAIL_OPEN_MAX;
+use qd_protocol::limits::{ASKS_OPEN_MAX, MAIL_OPEN_MAX};
 use qd_protocol::mail::MailReceipt;
 use qd_protocol::{ApiError, AskId, ErrorCode, MailId, Millis, RunId, Seq};
 use serde::{Deserialize, Serialize};
@@ -109,6 +109,10 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
             ErrorCode::QueueFull,
             "100 prompts are already waiting; retry when some have run, or clear the queue",
         ),
+        CommandRefusal::JournalLimit => ApiError::new(
+            ErrorCode::JournalLimit,
+            "the agent of this session has said as much as it may; raise `max_journal_mb` of the session to go on",
+        ),
         CommandRefusal::RunIdConflict => run_id_conflict(),
         CommandRefusal::NotRunning => {
             ApiError::new(ErrorCode::NotRunning, "no run is active that could be steered; send a prompt")
@@ -116,6 +120,10 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
         CommandRefusal::NoTurn => ApiError::new(
             ErrorCode::NotRunning,
             "no run is active in which a person could be asked something",
+        ),
+        CommandRefusal::TooManyAsks => ApiError::new(
+            ErrorCode::TooManyAsks,
+            format!("{ASKS_OPEN_MAX} asks of this session are open; try again when some are answered"),
         ),
         CommandRefusal::SteerUnsupported => ApiError::new(
             ErrorCode::SteerUnsupported,

@@ -2,6 +2,7 @@
 //! the core's knowledge.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use qd_core::policy::changed_paths;
 use qd_journal::{DerivedChange, DerivedText, SessionKey, StoredEvent};
@@ -10,8 +11,10 @@ use qd_protocol::search::SearchHitKind;
 use qd_protocol::{MessageId, RunId};
 use serde_json::Value;
 
-/// The kinds of events that change the derived data.
-pub(super) const DERIVED_KINDS: &[&str] = &[
+use super::audit_entries::{AUDITED_KINDS, audit_entry};
+
+/// The kinds of events that searches and usage reports are answered from.
+const SEARCHED_KINDS: &[&str] = &[
     "workspace.created",
     "session.created",
     "session.updated",
@@ -22,6 +25,12 @@ pub(super) const DERIVED_KINDS: &[&str] = &[
     "message.finished",
     "usage.reported",
 ];
+
+/// The kinds of events that change the derived data.
+pub(super) static DERIVED_KINDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let is_derived = |kind: &&str| SEARCHED_KINDS.contains(kind) || AUDITED_KINDS.contains(kind);
+    EventBody::KINDS.iter().copied().filter(is_derived).collect()
+});
 
 /// The changes of several events, which must be added in order.
 #[derive(Debug, Default)]
@@ -40,6 +49,7 @@ impl EventChanges {
     /// Adds one event. One that this version cannot decode changes nothing.
     pub(super) fn add_event(&mut self, event: &StoredEvent) {
         let Ok(Some(body)) = EventBody::decode(&event.kind, &event.data) else { return };
+        self.add_audit_entry(event, &body);
         if let (EventBody::WorkspaceCreated(created), Some((key, id))) = (&body, &event.scope.workspace) {
             self.changes.push(DerivedChange::Workspace {
                 key: *key,
@@ -93,6 +103,18 @@ impl EventChanges {
             }),
             _ => {}
         }
+    }
+
+    fn add_audit_entry(&mut self, event: &StoredEvent, body: &EventBody) {
+        let Some(entry) = audit_entry(event, body) else { return };
+        let Ok(entry) = serde_json::to_string(&entry) else { return };
+        self.changes.push(DerivedChange::Audit {
+            seq: event.seq,
+            session: event.scope.session.as_ref().map(|(key, _)| *key),
+            workspace: event.scope.workspace.as_ref().map(|(key, _)| *key),
+            at: event.ts.wall,
+            entry,
+        });
     }
 
     fn add_text(&mut self, place: DerivedText, text: String) {
@@ -189,7 +211,7 @@ mod tests {
 
     #[test]
     fn every_kind_that_is_read_is_a_kind_of_event() {
-        for kind in DERIVED_KINDS {
+        for kind in SEARCHED_KINDS {
             assert!(EventBody::KINDS.contains(kind), "{kind}");
         }
     }

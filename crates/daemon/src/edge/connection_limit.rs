@@ -1,7 +1,10 @@
 //! The limit on open connections, and on those that are used for a long time. Event streams, waits and terminals may
 //! use most connections but not all, so a command always finds one. If all are open, an idle one is closed to make way.
+//! One TCP address may use only a part of them, and fewer before it has shown a token; beyond that its own oldest
+//! connection without a token makes way, so that a flood from one address locks out no other.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +13,7 @@ use axum::http::header::{self, HeaderValue};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use parking_lot::{Mutex, MutexGuard};
+use qd_protocol::limits::{ADDRESS_CONNECTIONS_MAX, ADDRESS_UNPROVEN_MAX};
 use qd_protocol::{ApiError, ErrorCode};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -19,6 +23,12 @@ use super::serve::EdgeLimits;
 
 /// One in this many connections is reserved for unix sockets, so that a flood over TCP cannot lock the owner out.
 const UNIX_SOCKET_SHARE: usize = 16;
+/// One in this many TCP connections is for other addresses than the one that uses most.
+const OTHER_ADDRESSES_SHARE: usize = 4;
+/// One address may hold one in this many TCP connections without a valid token.
+const UNPROVEN_SHARE: usize = 8;
+/// Between two lines in the log about addresses that have reached their limits.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a connection may stay open without its first request while others need its place.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
 
@@ -31,6 +41,24 @@ pub(super) struct ConnectionLimit {
     /// Connections over the limit that are being answered.
     pub(super) rejections: Arc<Semaphore>,
     open: Arc<OpenConnections>,
+    per_address: AddressLimits,
+}
+
+/// How many connections one TCP address may have.
+#[derive(Debug, Clone, Copy)]
+struct AddressLimits {
+    all: usize,
+    /// Without a valid token.
+    unproven: usize,
+}
+
+impl AddressLimits {
+    fn of_share(tcp: usize) -> Self {
+        Self {
+            all: ADDRESS_CONNECTIONS_MAX.min(tcp - tcp / OTHER_ADDRESSES_SHARE).max(1),
+            unproven: ADDRESS_UNPROVEN_MAX.min(tcp / UNPROVEN_SHARE).max(1),
+        }
+    }
 }
 
 /// The permit of an open connection. An upgraded connection keeps it.
@@ -51,12 +79,14 @@ impl ConnectionPermit {
 impl ConnectionLimit {
     pub(super) fn new(limits: &EdgeLimits) -> Self {
         let EdgeLimits { connections, streams, rejections, .. } = *limits;
+        let tcp = connections - connections / UNIX_SOCKET_SHARE;
         Self {
             all: Arc::new(Semaphore::new(connections)),
-            tcp: Arc::new(Semaphore::new(connections - connections / UNIX_SOCKET_SHARE)),
+            tcp: Arc::new(Semaphore::new(tcp)),
             streams: Arc::new(Semaphore::new(streams)),
             rejections: Arc::new(Semaphore::new(rejections)),
             open: Arc::default(),
+            per_address: AddressLimits::of_share(tcp),
         }
     }
 
@@ -85,9 +115,34 @@ impl ConnectionLimit {
         })
     }
 
+    /// Makes way for one more connection from a TCP address: beyond the limit on connections without a token, the
+    /// oldest of them is closed. False if the address has as many connections as it may have, all with a token.
+    pub(super) fn admit_address(&self, address: IpAddr) -> bool {
+        let mut open = self.open.lock();
+        let (mut all, mut unproven, mut oldest) = (0, 0, None);
+        for (number, activity) in open.by_number.iter().filter(|(_, open)| open.address == Some(address)) {
+            all += 1;
+            if activity.is_unproven() {
+                unproven += 1;
+                oldest = oldest.into_iter().chain([(*number, activity)]).min_by_key(|(number, _)| *number);
+            }
+        }
+        let AddressLimits { all: all_max, unproven: unproven_max } = self.per_address;
+        let makes_way = oldest.filter(|_| unproven >= unproven_max || all >= all_max);
+        if let Some((_, oldest)) = makes_way {
+            oldest.request_close();
+        }
+        let is_admitted = all < all_max || makes_way.is_some();
+        if makes_way.is_some() || !is_admitted {
+            open.warn_of_flood(address);
+        }
+        is_admitted
+    }
+
     /// Registers a connection while it is served, so that it can be closed when it is idle and others need its place.
-    pub(super) fn register(&self, is_tcp: bool) -> RegisteredConnection {
-        let activity = Arc::new(ConnectionActivity::new(is_tcp));
+    /// `address` is that of a TCP client.
+    pub(super) fn register(&self, address: Option<IpAddr>) -> RegisteredConnection {
+        let activity = Arc::new(ConnectionActivity::new(address));
         let mut open = self.open.lock();
         open.next += 1;
         let number = open.next;
@@ -103,7 +158,7 @@ impl ConnectionLimit {
         let tcp_only = for_tcp && self.tcp.available_permits() == 0;
         let open = self.open.lock();
         let now = Instant::now();
-        let candidates = open.by_number.values().filter(|activity| activity.is_tcp || !tcp_only);
+        let candidates = open.by_number.values().filter(|activity| activity.address.is_some() || !tcp_only);
         let idle = candidates.filter_map(|activity| Some((activity.idle_since(now)?, activity)));
         let longest = idle.min_by_key(|(since, _)| *since);
         longest.is_some_and(|(_, activity)| {
@@ -121,6 +176,16 @@ struct OpenConnections(Mutex<OpenConnectionTable>);
 struct OpenConnectionTable {
     next: u64,
     by_number: HashMap<u64, Arc<ConnectionActivity>>,
+    warned_at: Option<Instant>,
+}
+
+impl OpenConnectionTable {
+    fn warn_of_flood(&mut self, address: IpAddr) {
+        if self.warned_at.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL) {
+            self.warned_at = Some(Instant::now());
+            tracing::warn!(%address, "an address has as many connections as it may have; its oldest ones are closed");
+        }
+    }
 }
 
 impl OpenConnections {
@@ -148,7 +213,8 @@ impl Drop for RegisteredConnection {
 /// begun to send its headers; and only a connection without one is closed to make way for another.
 #[derive(Debug)]
 pub(super) struct ConnectionActivity {
-    is_tcp: bool,
+    /// The address of a TCP client, and nothing for a unix socket.
+    address: Option<IpAddr>,
     state: Mutex<ActivityState>,
     changed: Notify,
     close: Notify,
@@ -160,20 +226,38 @@ struct ActivityState {
     /// Since when the connection has been busy or idle.
     since: Instant,
     had_request: bool,
+    /// Whether a request has shown a valid token.
+    is_proven: bool,
     is_closing: bool,
 }
 
 impl ConnectionActivity {
-    fn new(is_tcp: bool) -> Self {
-        let state =
-            ActivityState { busy: false, since: Instant::now(), had_request: false, is_closing: false };
-        Self { is_tcp, state: Mutex::new(state), changed: Notify::new(), close: Notify::new() }
+    fn new(address: Option<IpAddr>) -> Self {
+        let state = ActivityState {
+            busy: false,
+            since: Instant::now(),
+            had_request: false,
+            is_proven: false,
+            is_closing: false,
+        };
+        Self { address, state: Mutex::new(state), changed: Notify::new(), close: Notify::new() }
     }
 
     /// Marks the connection as busy until the result is dropped.
     pub(super) fn begin_request(self: Arc<Self>) -> ActiveRequest {
         self.set_busy(true);
         ActiveRequest(self)
+    }
+
+    /// Records that a request on the connection has shown a valid token.
+    pub(super) fn mark_proven(&self) {
+        self.lock().is_proven = true;
+    }
+
+    /// Whether the connection has shown no valid token and is not being closed.
+    fn is_unproven(&self) -> bool {
+        let state = self.lock();
+        !state.is_proven && !state.is_closing
     }
 
     /// Returns once there has been no open request for the given time.
@@ -271,6 +355,8 @@ fn refuse_stream() -> Response {
 mod tests {
     use super::*;
 
+    const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2));
+
     fn limit(connections: usize) -> ConnectionLimit {
         ConnectionLimit::new(&EdgeLimits { connections, ..EdgeLimits::default() })
     }
@@ -289,10 +375,42 @@ mod tests {
         assert!(limit.try_acquire(true).is_some());
     }
 
+    #[tokio::test]
+    async fn an_address_without_a_token_closes_only_its_own_connections() {
+        let limit = limit(1024);
+        let unproven = limit.per_address.unproven;
+        let other = limit.register(Some(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)));
+        let proven = limit.register(Some(ADDRESS));
+        proven.activity.mark_proven();
+        let flood: Vec<_> = (0..unproven).map(|_| limit.register(Some(ADDRESS))).collect();
+        assert!(limit.admit_address(ADDRESS));
+        flood[0].activity.wait_for_close_request().await;
+        let closing = |connection: &RegisteredConnection| connection.activity.lock().is_closing;
+        assert_eq!(flood.iter().filter(|connection| closing(connection)).count(), 1);
+        assert!(!closing(&other) && !closing(&proven));
+    }
+
+    #[test]
+    fn an_address_with_a_token_has_no_more_than_its_share() {
+        let limit = limit(1024);
+        let connections: Vec<_> = (0..limit.per_address.all)
+            .map(|_| {
+                assert!(limit.admit_address(ADDRESS));
+                let connection = limit.register(Some(ADDRESS));
+                connection.activity.mark_proven();
+                connection
+            })
+            .collect();
+        assert!(!limit.admit_address(ADDRESS));
+        assert!(limit.admit_address(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)));
+        drop(connections);
+        assert!(limit.admit_address(ADDRESS));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_connection_that_has_been_idle_longest_makes_way_and_a_busy_one_does_not() {
         let limit = limit(4);
-        let [first, second, busy] = [(); 3].map(|()| limit.register(false));
+        let [first, second, busy] = [(); 3].map(|()| limit.register(None));
         let _request = busy.activity.clone().begin_request();
         assert!(
             !limit.close_idle_connection(false),
@@ -313,7 +431,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_tcp_makes_way_for_tcp_that_has_used_up_its_share() {
         let limit = limit(32);
-        let (socket, tcp) = (limit.register(false), limit.register(true));
+        let (socket, tcp) = (limit.register(None), limit.register(Some(ADDRESS)));
         tokio::time::advance(FIRST_REQUEST_GRACE).await;
         drop(tcp.activity.clone().begin_request());
         let permits: Vec<_> = (0..30).map(|_| limit.try_acquire(true)).collect();

@@ -14,10 +14,11 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::listen::{BoundListener, is_wildcard};
+use crate::client_tokens::{ClientBearer, ClientTokenStore};
 use crate::workers::{SessionTokens, WorkerTokenStore};
 
 /// The only path without a token, so that clients without one can check that the daemon is alive.
-const UNAUTHENTICATED_PATH: &str = "/healthz";
+pub(super) const UNAUTHENTICATED_PATH: &str = "/healthz";
 /// The only paths that a worker token opens.
 const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
 
@@ -25,19 +26,21 @@ const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
 const TOOL_PATHS: [&str; 2] = ["/mcp", "/v1/tools"];
 
 /// Whether a session token opens this path.
-pub(crate) fn is_tool_path(path: &str) -> bool {
+fn is_tool_path(path: &str) -> bool {
     TOOL_PATHS
         .iter()
         .any(|root| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// The identity that a token proves, other than the owner of the home.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The identity that a token proves.
+#[derive(Debug, Clone)]
 pub(super) enum BearerIdentity {
     /// A process on another machine, by its worker token.
     Worker(TokenId),
     /// The agent of a session, by its session token.
     Session(SessionId),
+    /// A client, by its token or the one in the file of the home.
+    Client(ClientBearer),
 }
 
 /// The session whose token a request carries; a request extension.
@@ -82,6 +85,8 @@ pub(super) struct RequestGuard {
     token: [u8; 32],
     /// The tokens of processes on other machines, which may change at any time.
     worker_tokens: Option<Arc<WorkerTokenStore>>,
+    /// The tokens of clients, which may change at any time.
+    client_tokens: Option<Arc<ClientTokenStore>>,
     /// The tokens of sessions, which end with their sessions.
     session_tokens: Option<SessionTokens>,
     hosts: HashSet<UrlHost>,
@@ -134,6 +139,7 @@ impl RequestGuard {
         Self {
             token: digest(token.expose()),
             worker_tokens: None,
+            client_tokens: None,
             session_tokens: None,
             hosts,
             wildcard,
@@ -144,6 +150,11 @@ impl RequestGuard {
     /// Also admits worker tokens to the routes for workers.
     pub(super) fn with_worker_tokens(self, tokens: Arc<WorkerTokenStore>) -> Self {
         Self { worker_tokens: Some(tokens), ..self }
+    }
+
+    /// Also admits the tokens of clients.
+    pub(super) fn with_client_tokens(self, tokens: Arc<ClientTokenStore>) -> Self {
+        Self { client_tokens: Some(tokens), ..self }
     }
 
     /// Also admits session tokens to the tools.
@@ -169,10 +180,15 @@ impl RequestGuard {
                 if is_from_browser(&head.headers) {
                     return Err(origin_not_allowed("web pages may not use this socket"));
                 }
-                // A socket needs no token, but a session token still limits its bearer.
-                match bearer_token(head).filter(|text| SessionTokens::is_session_token(text)) {
-                    Some(token) => self.check_session_token(head, token).map(Some),
-                    None => Ok(None),
+                // A socket needs no token, but the token of a session or a client still limits its bearer.
+                match bearer_token(head) {
+                    Some(token) if SessionTokens::is_session_token(token) => {
+                        self.check_session_token(head, token).map(Some)
+                    }
+                    Some(token) if ClientTokenStore::is_client_token(token) => {
+                        self.check_client_token(&digest(token)).map(Some)
+                    }
+                    _ => Ok(None),
                 }
             }
             ConnectionPeer::Tcp { local, tls, .. } => {
@@ -230,12 +246,32 @@ impl RequestGuard {
         }
     }
 
+    /// Checks the token of a client. What its role allows is decided by the routes.
+    fn check_client_token(&self, sha256: &[u8; 32]) -> Result<BearerIdentity, ApiError> {
+        match self.client_tokens.as_ref().and_then(|tokens| tokens.bearer_of_hash(sha256)) {
+            Some(bearer) if bearer.is_expired() => Err(ApiError::new(
+                ErrorCode::TokenExpired,
+                format!("the token {} has expired; `qd tokens create` makes another", bearer.name),
+            )),
+            Some(bearer) => Ok(BearerIdentity::Client(bearer)),
+            None => Err(ApiError::new(
+                ErrorCode::Unauthorized,
+                "the token is wrong, or was revoked; `qd tokens` lists the tokens",
+            )),
+        }
+    }
+
     fn check_token(&self, head: &Parts) -> Result<Option<BearerIdentity>, ApiError> {
         let given = bearer_token(head);
         let worker =
             |given: &[u8; 32]| self.worker_tokens.as_ref().and_then(|tokens| tokens.token_of_hash(given));
         match given.map(|given| (given, digest(given))) {
-            Some((_, given)) if bool::from(given.ct_eq(&self.token)) => Ok(None),
+            Some((_, given)) if bool::from(given.ct_eq(&self.token)) => {
+                Ok(Some(BearerIdentity::Client(ClientBearer::of_file())))
+            }
+            Some((token, given)) if ClientTokenStore::is_client_token(token) => {
+                self.check_client_token(&given).map(Some)
+            }
             Some((token, _)) if SessionTokens::is_session_token(token) => {
                 self.check_session_token(head, token).map(Some)
             }
@@ -522,15 +558,16 @@ mod tests {
             let request = Request::builder().uri(path).header("host", "localhost");
             let request = request.header("authorization", format!("Bearer {token}"));
             let (head, ()) = request.body(()).unwrap().into_parts();
-            guard.admit(peer, &head).map_err(|error| error.code.as_str())
+            let session = |bearer| match bearer {
+                BearerIdentity::Session(session) => session,
+                other => panic!("{other:?} is no session"),
+            };
+            let admitted = guard.admit(peer, &head).map(|bearer| bearer.map(session));
+            admitted.map_err(|error| error.code.as_str())
         };
         for peer in [socket, tcp("127.0.0.1:80", false)] {
             for path in ["/mcp", "/v1/tools/wait"] {
-                assert_eq!(
-                    admission(&peer, &token, path),
-                    Ok(Some(BearerIdentity::Session(session.clone()))),
-                    "{path}"
-                );
+                assert_eq!(admission(&peer, &token, path), Ok(Some(session.clone())), "{path}");
             }
             for path in ["/v1/sessions", "/mcpx", "/v1/toolsx", "/v1/asks", "/", "/v1/workers/join"] {
                 assert_eq!(admission(&peer, &token, path), Err("agent_not_allowed"), "{path}");

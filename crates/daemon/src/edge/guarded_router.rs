@@ -25,7 +25,7 @@ use tower::ServiceExt;
 use super::body::{LimitedBody, UnreadBody, body_too_large};
 use super::connection_limit::{ActiveRequest, ConnectionActivity, ConnectionPermit};
 use super::error::{HttpError, internal_error};
-use super::guard::{BearerIdentity, BearerSession, ConnectionPeer, RequestGuard};
+use super::guard::{BearerIdentity, BearerSession, ConnectionPeer, RequestGuard, UNAUTHENTICATED_PATH};
 use super::serve::EdgeLimits;
 
 /// The version in the header of every response.
@@ -54,7 +54,7 @@ impl GuardedRouter {
         permit: Arc<ConnectionPermit>,
         request: hyper::Request<Incoming>,
     ) -> Result<Response, Infallible> {
-        let active_request = activity.begin_request();
+        let active_request = activity.clone().begin_request();
         let (mut head, incoming) = request.into_parts();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
         let unread = UnreadBody::default();
@@ -62,6 +62,9 @@ impl GuardedRouter {
         let body = LimitedBody::new(incoming, awaits_continue, &self.limits, unread.clone());
         let response = match self.admit(&peer, &head, &body) {
             Ok(bearer) => {
+                if head.uri.path() != UNAUTHENTICATED_PATH {
+                    activity.mark_proven();
+                }
                 head.extensions.insert(peer);
                 head.extensions.insert(permit);
                 match bearer {
@@ -69,6 +72,7 @@ impl GuardedRouter {
                     Some(BearerIdentity::Session(session)) => {
                         drop(head.extensions.insert(BearerSession(session)))
                     }
+                    Some(BearerIdentity::Client(client)) => drop(head.extensions.insert(client)),
                     None => {}
                 }
                 self.route(head, body).await

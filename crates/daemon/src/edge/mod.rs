@@ -33,12 +33,13 @@ pub use body::read_whole_body;
 pub(crate) use connection_limit::StreamPermit;
 pub(crate) use error::internal_error;
 pub use error::{HttpError, Json, OptionalJson, RawBody};
+pub(crate) use guard::BearerSession;
 pub use guard::ConnectionPeer;
-pub(crate) use guard::{BearerSession, is_tool_path};
 pub use serve::{EdgeLimits, serve};
 pub use tls::CertificateFingerprint;
 pub(crate) use upgrade::{UpgradedConnection, WebSocketRequest};
 
+use crate::client_tokens::ClientTokenStore;
 use crate::workers::{JoinAddress, SessionTokens, WorkerTokenStore};
 use guard::{BadHost, RequestGuard};
 use listen::{BoundListener, ListenError};
@@ -129,6 +130,11 @@ impl BoundEdge {
     /// Admits requests with a session token to the tools.
     pub(crate) fn with_session_tokens(self, tokens: SessionTokens) -> Self {
         Self { guard: self.guard.with_session_tokens(tokens), ..self }
+    }
+
+    /// Admits requests with the token of a client.
+    pub(crate) fn with_client_tokens(self, tokens: Arc<ClientTokenStore>) -> Self {
+        Self { guard: self.guard.with_client_tokens(tokens), ..self }
     }
 
     /// Admits requests with a worker token to the routes for workers.

@@ -2,6 +2,7 @@
 //! future of [`serve`] ends everything. Requests are handled in `guarded_router`.
 
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::{JoinError, JoinSet};
 
 use super::BoundEdge;
-use super::connection_limit::{ConnectionActivity, ConnectionLimit, ConnectionPermit};
+use super::connection_limit::{ConnectionActivity, ConnectionLimit, ConnectionPermit, RegisteredConnection};
 use super::guard::ConnectionPeer;
 use super::guarded_router::GuardedRouter;
 use super::listen::{BoundListener, TlsAcceptorDebug};
@@ -126,10 +127,13 @@ async fn run_accept_loop(listener: BoundListener, mut server: EdgeServer) {
             Ok(None) => {}
             Ok(Some(caller)) => {
                 backoff = AcceptBackoff::default();
-                if caller.lacks_descriptor() {
+                let is_admitted = caller.address().is_none_or(|address| server.limit.admit_address(address));
+                if caller.lacks_descriptor() || !is_admitted {
                     server.overloaded.send_quickly(caller).await;
                 } else if let Some(permit) = server.limit.try_acquire(caller.is_tcp()) {
-                    connections.spawn(serve_connection(caller, permit, server.clone()));
+                    // Registered at once, so that a flood is counted however late its tasks begin.
+                    let registered = server.limit.register(caller.address());
+                    connections.spawn(serve_connection(caller, permit, registered, server.clone()));
                 } else if let Ok(permit) = server.limit.rejections.clone().try_acquire_owned() {
                     connections.spawn(make_way_or_reject(caller, permit, server.clone()));
                 } else {
@@ -189,6 +193,14 @@ impl AcceptedStream {
         matches!(self, Self::Tcp(..))
     }
 
+    /// The address of a TCP client.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(_, ConnectionPeer::Tcp { addr, .. }, _) => Some(addr.ip().to_canonical()),
+            _ => None,
+        }
+    }
+
     /// Whether the client's process could not be looked up because no descriptor was left. The guard would take it for
     /// the process of an unknown agent.
     fn lacks_descriptor(&self) -> bool {
@@ -245,15 +257,20 @@ async fn make_way_or_reject(caller: AcceptedStream, permit: OwnedSemaphorePermit
             tokio::time::timeout(MAKE_WAY_TIMEOUT, server.limit.acquire(caller.is_tcp())).await
     {
         drop(permit);
-        return serve_connection(caller, place, server).await;
+        let registered = server.limit.register(caller.address());
+        return serve_connection(caller, place, registered, server).await;
     }
     server.overloaded.send(caller).await;
 }
 
-async fn serve_connection(caller: AcceptedStream, permit: ConnectionPermit, server: EdgeServer) {
-    let EdgeServer { router, limit, mut shutdown, .. } = server;
+async fn serve_connection(
+    caller: AcceptedStream,
+    permit: ConnectionPermit,
+    registered: RegisteredConnection,
+    server: EdgeServer,
+) {
+    let EdgeServer { router, mut shutdown, .. } = server;
     let permit = Arc::new(permit);
-    let registered = limit.register(caller.is_tcp());
     let activity = registered.activity.clone();
     match caller {
         AcceptedStream::Unix(stream, peer) => {

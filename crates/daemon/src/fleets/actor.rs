@@ -13,7 +13,7 @@ use qd_core::fleet::{
 };
 use qd_core::rows::AskDoc;
 use qd_journal::{AppendRequest, AskRow, NewEvent, RowChange};
-use qd_protocol::event::{Ask, AskStatus, EventBody};
+use qd_protocol::event::{Ask, AskStatus, EventActor, EventBody};
 use qd_protocol::fleet::RouteAction;
 use qd_protocol::{ApiError, AskId, ErrorCode, Millis, RunId};
 use tokio::sync::oneshot;
@@ -34,7 +34,12 @@ const RETRY_DELAY: Duration = Duration::from_millis(250);
 /// A message in a fleet's mailbox.
 pub(crate) enum FleetActorMessage {
     /// A command whose sender waits for the reply.
-    Request { command: FleetCommand, reply: oneshot::Sender<Result<FleetActorReply, ApiError>> },
+    Request {
+        /// Who sent it.
+        actor: Arc<EventActor>,
+        command: FleetCommand,
+        reply: oneshot::Sender<Result<FleetActorReply, ApiError>>,
+    },
     /// A run of a member session has ended.
     RunEnded(RunId),
     /// Check what is still to be done.
@@ -101,7 +106,9 @@ async fn load(daemon: &Daemon, fleet: &FleetAddress) -> Result<FleetState, ApiEr
     for stored in &loaded.events {
         let number = stored.number.unwrap_or_default();
         match (&mut state, EventBody::decode(&stored.kind, &stored.data).map_err(unreadable)?) {
-            (Some(state), Some(body)) => evolve(state, &FleetEvent { number, ts: stored.ts, body }),
+            (Some(state), Some(body)) => {
+                evolve(state, &FleetEvent { number, ts: stored.ts, actor: None, body })
+            }
             // An event kind of a later version still advances the number.
             (Some(state), None) => state.number = number,
             (None, Some(EventBody::FleetStarted(started))) => {
@@ -170,8 +177,8 @@ impl FleetActor {
         }
         for message in messages {
             match message {
-                FleetActorMessage::Request { command, reply } => {
-                    self.step_machine(FleetInput::Command(command), Some(reply)).await
+                FleetActorMessage::Request { actor, command, reply } => {
+                    self.step_machine(FleetInput::Command { actor, command }, Some(reply)).await
                 }
                 FleetActorMessage::RunEnded(run) => self.handle_run_end(&run).await,
                 FleetActorMessage::Wake => self.step_machine(FleetInput::Wake, None).await,
@@ -235,14 +242,14 @@ impl FleetActor {
         }
         let mut rows = vec![fleet_row(&self.fleet, &self.state)?];
         let mut new_events = Vec::with_capacity(events.len());
-        for FleetEvent { number, ts, body } in events {
+        for FleetEvent { number, ts, actor, body } in events {
             new_events.push(NewEvent {
                 scope: Arc::clone(&self.fleet.scope),
                 number: Some(*number),
                 ts: *ts,
                 run: None,
                 kind: body.kind(),
-                data: body.encode().map_err(encode_failed)?,
+                data: body.encode(actor.as_deref()).map_err(encode_failed)?,
                 update_number: None,
             });
             rows.extend(ask_row(&self.fleet, body, ts.wall)?);

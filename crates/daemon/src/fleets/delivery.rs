@@ -10,7 +10,7 @@ use futures_util::{StreamExt, stream};
 use qd_core::fleet::{AssignedRun, FinishedRun, FleetAssignment, FleetInput, FleetState, prompt, subtasks};
 use qd_core::rows::RunDoc;
 use qd_core::session::{PromptSubmission, SessionCommand};
-use qd_protocol::event::{FinishReason, RunStopCause};
+use qd_protocol::event::{EventActor, FinishReason, RunStopCause};
 use qd_protocol::limits::FLEET_PASSED_MAX;
 use qd_protocol::mail::{MailDelivery, MailKind, MailStatus};
 use qd_protocol::text::escaped_head;
@@ -66,7 +66,7 @@ impl FleetActor {
         let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
         let statuses = for_each_session(open, move |assignment, open| {
             let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
-            async move { cancel_run(&daemon, state.sessions.get(&assignment.session), &open.run).await }
+            async move { cancel_run(&daemon, &state, &assignment.session, &open.run).await }
         });
         let statuses = statuses.await;
         Box::pin(self.apply_statuses(statuses)).await;
@@ -199,7 +199,8 @@ async fn deliver_run(
         let prompt = store_text(&daemon.journal, text).await?;
         let submission =
             PromptSubmission { run: open.run.clone(), prompt, attachments: Vec::new(), fingerprint };
-        daemon.send_command(&session, SessionCommand::AcceptPrompt(submission), None).await
+        let actor = Arc::new(EventActor::Fleet { fleet_id: state.id.clone() });
+        daemon.send_command(&session, &actor, SessionCommand::AcceptPrompt(submission), None).await
     };
     match delivery.await {
         Ok(_) => Ok(DeliveryStatus::Delivered),
@@ -263,7 +264,8 @@ async fn send_mention(
     };
     let delivery = async {
         let session = daemon.find_session(to).await?;
-        daemon.post_mail(&session, mail, None).await
+        let actor = Arc::new(EventActor::Fleet { fleet_id: state.id.clone() });
+        daemon.post_mail(&session, &actor, mail, None).await
     };
     match delivery.await {
         Ok(_) => Ok(DeliveryStatus::Delivered),
@@ -322,7 +324,8 @@ async fn compose_prompt(
 
 async fn cancel_run(
     daemon: &Arc<Daemon>,
-    session: Option<&SessionId>,
+    state: &FleetState,
+    member: &str,
     run: &RunId,
 ) -> Result<DeliveryStatus, ApiError> {
     let _one_at_a_time = daemon.key_locks.lock(format!("run {run}")).await;
@@ -332,14 +335,15 @@ async fn cancel_run(
         Some(row) if row.finished => return Ok(DeliveryStatus::Ended),
         Some(_) => {}
     }
-    let Some(session) = session else { return Ok(cancelled()) };
+    let Some(session) = state.sessions.get(member) else { return Ok(cancelled()) };
     let session = match daemon.find_session(session).await {
         Ok(session) => session,
         Err(error) if error.code == ErrorCode::NotFound => return Ok(cancelled()),
         Err(error) => return Err(error),
     };
     let command = SessionCommand::Cancel { run: Some(run.clone()), by: RunStopCause::Fleet, reason: None };
-    match daemon.send_command(&session, command, None).await {
+    let actor = Arc::new(EventActor::Fleet { fleet_id: state.id.clone() });
+    match daemon.send_command(&session, &actor, command, None).await {
         Ok(_) => Ok(DeliveryStatus::Delivered),
         Err(error) if matches!(error.code, ErrorCode::Overloaded | ErrorCode::Stopping) => {
             Ok(DeliveryStatus::RetryLater)

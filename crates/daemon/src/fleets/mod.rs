@@ -16,10 +16,10 @@ use std::time::Duration;
 use qd_core::fleet::{FleetCommand, FleetState};
 use qd_journal::{
     AppendRequest, EventScope, FleetFilter, FleetRow, IdempotencyRecord, NewEvent, SessionFilter, SessionKey,
-    WorkspaceKey,
+    SessionRow, WorkspaceKey,
 };
 use qd_protocol::api::NewSession;
-use qd_protocol::event::{EventBody, FleetMembership, FleetStarted};
+use qd_protocol::event::{EventActor, EventBody, FleetMembership, FleetStarted};
 use qd_protocol::fleet::{Fleet, FleetMember, FleetSpec};
 use qd_protocol::limits::EVENT_MAX;
 use qd_protocol::{ApiError, ErrorCode, FleetId, RunId, WorkspaceId};
@@ -74,12 +74,13 @@ impl Daemon {
         workspace: &WorkspaceEntry,
         spec: FleetSpec,
         env: &BTreeMap<String, String>,
+        actor: &EventActor,
         key: Option<IdempotencyKey>,
     ) -> Result<Fleet, ApiError> {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet =
             FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
-        let uncommitted = self.build_members(workspace, &fleet, &spec, env).await?;
+        let uncommitted = self.build_members(workspace, &fleet, &spec, env, actor).await?;
         let names = spec.sessions.keys().cloned();
         let ids = uncommitted.iter().map(|(member, _)| member.session.id.clone());
         let sessions = names.zip(ids).collect();
@@ -87,7 +88,7 @@ impl Daemon {
         let now = read_clocks();
         let body = EventBody::FleetStarted(started.clone());
         let state = FleetState::new(workspace.id.clone(), started, now);
-        let data = body.encode().map_err(encode_failed)?;
+        let data = body.encode(Some(actor)).map_err(encode_failed)?;
         if data.len() > EVENT_MAX {
             let message =
                 format!("a fleet must be at most {EVENT_MAX} bytes as JSON; move long texts into files");
@@ -140,7 +141,8 @@ impl Daemon {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet =
             FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
-        self.build_members(workspace, &fleet, spec, env).await.map(drop)
+        // Nothing of it is written, so nobody is its actor.
+        self.build_members(workspace, &fleet, spec, env, &EventActor::DAEMON).await.map(drop)
     }
 
     /// Builds all member sessions in the order of their names, each with the variables that its agent gets. A problem
@@ -151,6 +153,7 @@ impl Daemon {
         fleet: &FleetAddress,
         spec: &FleetSpec,
         env: &BTreeMap<String, String>,
+        actor: &EventActor,
     ) -> Result<Vec<(UncommittedSession, BTreeMap<String, String>)>, ApiError> {
         check_env(env)?;
         let with_worktree = spec.sessions.iter().find(|(_, member)| member.worktree);
@@ -164,7 +167,7 @@ impl Daemon {
             None => None,
         };
         let members = spec.sessions.iter().map(|(name, member)| {
-            self.build_member(workspace, fleet, (name, member), layout.as_ref(), env)
+            self.build_member(workspace, fleet, (name, member), layout.as_ref(), env, actor)
                 .map_err(|error| member_error(name, error))
         });
         members.collect()
@@ -178,12 +181,13 @@ impl Daemon {
         (name, member): (&str, &FleetMember),
         layout: Option<&WorktreeLayout>,
         env: &BTreeMap<String, String>,
+        actor: &EventActor,
     ) -> Result<(UncommittedSession, BTreeMap<String, String>), ApiError> {
         let allowed = self.workers.agent(&member.agent, &workspace.path)?.env;
         let env = qd_catalog::select_variables(&allowed, env.clone().into_iter());
         let membership = FleetMembership { fleet_id: fleet.id.clone(), name: name.to_owned() };
         let new = member_settings(name, member, env.clone());
-        Ok((self.build_session(workspace, new, layout, Some(membership), Some(fleet.key))?, env))
+        Ok((self.build_session(workspace, new, layout, Some(membership), Some(fleet.key), actor)?, env))
     }
 
     pub(crate) async fn fleet_in_workspace(
@@ -207,11 +211,12 @@ impl Daemon {
     pub(crate) async fn view_fleet(&self, row: &FleetRow) -> Result<Fleet, ApiError> {
         let members = SessionFilter { parent: Some(row.key), ..SessionFilter::default() };
         let sessions = self.journal.sessions(members, None, usize::MAX).await.map_err(read_failed)?;
-        let halted = self.is_halted();
-        let states: BTreeMap<_, _> = sessions
-            .iter()
-            .filter_map(|session| rows::session_state(session, halted).map(|state| (&session.id, state)))
-            .collect();
+        let state = |session: &SessionRow| {
+            let doc = serde_json::from_slice(&session.doc).ok()?;
+            Some(self.view_session(doc).state)
+        };
+        let states: BTreeMap<_, _> =
+            sessions.iter().filter_map(|session| Some((&session.id, state(session)?))).collect();
         rows::fleet_view(row, |session| states.get(session).copied())
     }
 
@@ -219,13 +224,17 @@ impl Daemon {
     pub(crate) async fn send_fleet_command(
         self: &Arc<Self>,
         fleet: &Arc<FleetAddress>,
+        actor: &Arc<EventActor>,
         command: FleetCommand,
     ) -> Result<FleetActorReply, ApiError> {
         if self.is_stopping() {
             return Err(stopping_error());
         }
         let (reply, answer) = oneshot::channel();
-        self.send_fleet_message(fleet, FleetActorMessage::Request { command, reply });
+        self.send_fleet_message(
+            fleet,
+            FleetActorMessage::Request { actor: Arc::clone(actor), command, reply },
+        );
         answer.await.unwrap_or_else(|_| Err(stopping_error()))
     }
 
@@ -281,6 +290,7 @@ fn member_settings(name: &str, member: &FleetMember, env: BTreeMap<String, Strin
         agent: member.agent.clone(),
         title: Some(name.to_owned()),
         model: member.model.clone(),
+        mode: member.mode.clone(),
         system_prompt: member.system_prompt.clone(),
         policy: Some(member.policy.clone()),
         worktree: member.worktree.then_some(true),
@@ -289,6 +299,8 @@ fn member_settings(name: &str, member: &FleetMember, env: BTreeMap<String, Strin
         run_timeout_s: member.limits.run_timeout_s,
         env,
         mail: Some(member.mail),
+        sandbox: member.sandbox,
+        network: member.network,
         ..NewSession::default()
     }
 }

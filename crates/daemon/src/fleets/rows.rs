@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use qd_core::fleet::FleetState;
-use qd_core::rows::SessionDoc;
-use qd_journal::{FleetRow, RowChange, SessionRow};
+use qd_journal::{FleetRow, RowChange};
 use qd_protocol::api::SessionStatus;
 use qd_protocol::fleet::{Fleet, FleetSession, FleetStatus};
 use qd_protocol::{ApiError, Millis, SessionId, WorkspaceId};
@@ -112,10 +111,4 @@ pub(super) fn fleet_view(
         created_at,
         updated_at,
     })
-}
-
-/// The current state of a session.
-pub(super) fn session_state(row: &SessionRow, halted: bool) -> Option<SessionStatus> {
-    let doc: SessionDoc = serde_json::from_slice(&row.doc).ok()?;
-    Some(doc.view(halted).state)
 }

@@ -1,5 +1,5 @@
 //! The known agents, problems of manifests that cannot be used, and the projects trusted to bring their own agents. An
-//! agent itself can neither trust nor distrust anything: see `agent_access`.
+//! agent itself can neither trust nor distrust anything: see `route_access`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -48,7 +48,9 @@ pub(super) fn base_document() -> OpenApi {
         (name = "tools", description = "Tools for agents, with the token of their session, and for editors"),
         (name = "mail", description = "Messages to sessions"),
         (name = "search", description = "Finding text in all sessions, and adding up what they have used"),
+        (name = "tokens", description = "Tokens of clients, with their roles"),
         (name = "halt", description = "Stop anything from starting"),
+        (name = "quotas", description = "Accounts whose quota is exhausted"),
         (name = "events", description = "Event streams"),
     )
 )]

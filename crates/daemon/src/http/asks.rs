@@ -10,7 +10,7 @@ use qd_core::session::SessionCommand;
 use qd_journal::{AskFilter, AskRow};
 use qd_protocol::api::{AnswerRequest, AnswerResponse, AskRecord};
 use qd_protocol::error::ErrorBody;
-use qd_protocol::event::{Ask, AskAnswer, AskStatus, PermissionDecision};
+use qd_protocol::event::{Ask, AskAnswer, AskStatus, EventActor, PermissionDecision};
 use qd_protocol::{ApiError, AskId, ErrorCode};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -20,6 +20,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, page_limit, parse_after, read_filtered};
@@ -55,6 +56,7 @@ struct AsksQuery {
 ))]
 async fn list_asks(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     Query(query): Query<AsksQuery>,
 ) -> Result<ListPage<AskRecord>, HttpError> {
     let limit = page_limit(query.limit)?;
@@ -65,7 +67,9 @@ async fn list_asks(
     let cursor = query.before.filter(|before| !before.is_empty()).or(query.after);
     let after = parse_after(cursor.as_deref(), AskId::parse)?;
     let pending_only = query.state == Some(AskStatus::Pending);
-    let filter = AskFilter { pending_only, newest_first, ..AskFilter::default() };
+    let workspace = caller.workspace().map(|own| daemon.workspaces.get(own)).transpose()?;
+    let workspace = workspace.map(|entry| entry.key);
+    let filter = AskFilter { workspace, pending_only, newest_first, ..AskFilter::default() };
     let journal = &daemon.journal;
     let read = |after: Option<AskId>, size| async move { journal.asks(filter, after.as_ref(), size).await };
     let take = |row: AskRow| {
@@ -83,9 +87,12 @@ async fn list_asks(
 )]
 async fn get_ask(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(id): PathIds<AskId>,
 ) -> Result<Json<AskRecord>, HttpError> {
-    Ok(Json(decode_ask(&find_ask(&daemon, &id).await?)?))
+    let row = find_ask(&daemon, &id).await?;
+    check_reach(&daemon, &caller, &row).await?;
+    Ok(Json(decode_ask(&row)?))
 }
 
 /// Answers an ask. The first answer wins and reaches the agent exactly once.
@@ -103,14 +110,16 @@ async fn get_ask(
 )]
 async fn answer_ask(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(id): PathIds<AskId>,
     KeyedBody(key, Json(request)): KeyedBody<Json<AnswerRequest>>,
 ) -> Result<Json<AnswerResponse>, HttpError> {
     let row = find_ask(&daemon, &id).await?;
+    check_reach(&daemon, &caller, &row).await?;
     let shown_sha256 = request.input_sha256.clone();
     let answer = parse_answer(request)?;
     let deliver = |key| async {
-        match deliver_answer(&daemon, &row, answer, shown_sha256, key).await {
+        match deliver_answer(&daemon, &row, &caller.actor, answer, shown_sha256, key).await {
             Ok(answered) => Ok(answered),
             Err(error) if error.code == ErrorCode::NotFound => {
                 Err(not_answerable(decode_ask(&find_ask(&daemon, &id).await?)?.ask, error))
@@ -128,6 +137,7 @@ async fn answer_ask(
 async fn deliver_answer(
     daemon: &Arc<Daemon>,
     row: &AskRow,
+    actor: &Arc<EventActor>,
     answer: AskAnswer,
     shown_sha256: Option<String>,
     key: Option<IdempotencyKey>,
@@ -136,13 +146,13 @@ async fn deliver_answer(
     if let Some(session) = daemon.journal.session_by_key(row.session).await.map_err(read_failed)? {
         let session = daemon.session_address(&session)?;
         let command = SessionCommand::Answer { ask, answer, shown_sha256 };
-        let completion = daemon.send_command(&session, command, key).await?;
+        let completion = daemon.send_command(&session, actor, command, key).await?;
         return Ok((completion.reply, ResponseRecording::WrittenWithEffect));
     }
     let fleet = daemon.journal.fleet_by_key(row.session).await.map_err(read_failed)?;
     let fleet = daemon.fleet_address(&fleet.ok_or_else(|| ApiError::not_found("ask", &ask))?)?;
     let command = fleet::FleetCommand::Answer { ask, answer, shown_sha256 };
-    match daemon.send_fleet_command(&fleet, command).await? {
+    match daemon.send_fleet_command(&fleet, actor, command).await? {
         fleets::FleetActorReply::Answered(ask) => {
             Ok((ActorReply::Answered(ask), ResponseRecording::NotWritten))
         }
@@ -153,6 +163,22 @@ async fn deliver_answer(
 async fn find_ask(daemon: &Daemon, id: &AskId) -> Result<AskRow, ApiError> {
     let row = daemon.journal.ask(id).await.map_err(read_failed)?;
     row.ok_or_else(|| ApiError::not_found("ask", id))
+}
+
+/// Refuses a caller that is bound to another workspace than that of the session or fleet that asks.
+async fn check_reach(daemon: &Daemon, caller: &Caller, row: &AskRow) -> Result<(), ApiError> {
+    if caller.workspace().is_none() {
+        return Ok(());
+    }
+    let workspace = match daemon.journal.session_by_key(row.session).await.map_err(read_failed)? {
+        Some(session) => Some(session.workspace),
+        None => {
+            let fleet = daemon.journal.fleet_by_key(row.session).await.map_err(read_failed)?;
+            fleet.map(|fleet| fleet.workspace)
+        }
+    };
+    let entry = workspace.and_then(|key| daemon.workspaces.by_key(key));
+    caller.require_workspace(&entry.ok_or_else(|| ApiError::not_found("ask", &row.id))?.id)
 }
 
 fn decode_ask(row: &AskRow) -> Result<AskRecord, ApiError> {

@@ -25,6 +25,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadQueryResponse, GuardResponses, NotFoundResponse, StreamLimitResponse, WorkspacePath,
 };
+use super::caller::Caller;
 use super::extract::{PathIds, Query};
 use super::sessions;
 use crate::daemon::Daemon;
@@ -81,7 +82,7 @@ struct CursorHeader {
     last_event_id: Option<String>,
 }
 
-/// Streams the events of all workspaces.
+/// Streams the events of all workspaces, or of the one that the caller's token is for.
 #[utoipa::path(get, path = "/v1/events", tag = "events", params(StreamQuery, CursorHeader), responses(
     (status = 200, description = "Frames of `id`, `event` and `data` (an `Event`), with no gap and no repeat; the \
         comment `: ready` once attached, a comment after every 15 s of silence", body = String,
@@ -90,13 +91,19 @@ struct CursorHeader {
 ))]
 async fn stream_all(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     permit: StreamPermit,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, HttpError> {
-    let topic = match &query.session {
-        Some(text) => EventTopic::Session(daemon.find_session(&parse_session_id(text)?).await?.key),
-        None => EventTopic::All,
+    let topic = match (&query.session, caller.workspace()) {
+        (Some(text), _) => {
+            let session = daemon.find_session(&parse_session_id(text)?).await?;
+            caller.require_workspace(&session.workspace)?;
+            EventTopic::Session(session.key)
+        }
+        (None, Some(own)) => EventTopic::Workspace(daemon.workspaces.get(own)?.key),
+        (None, None) => EventTopic::All,
     };
     Ok(open_stream(&daemon, topic, &query, &headers, permit)?)
 }

@@ -23,6 +23,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, WorkspacePath,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery, page_limit, parse_after};
@@ -66,19 +67,21 @@ impl<S: Send + Sync> FromRequest<S> for FleetRequest {
         BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`invalid_fleet` (with `line`, `column`, `key` and `nearest` in the details), \
             `unknown_agent`, `unsupported_setting`, `invalid_request` or `invalid_value`", body = ErrorBody),
-        (status = 409, description = "`agent_unavailable` (with how to install it) or `idempotency_conflict`",
+        (status = 409, description = "`agent_unavailable` (with how to install it), `sandbox_unavailable` (with what is \
+            missing) or `idempotency_conflict`",
             body = ErrorBody),
     )
 )]
 async fn start_fleet(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(workspace): PathIds<WorkspaceId>,
     KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
 ) -> Result<(StatusCode, Json<Fleet>), HttpError> {
     let entry = daemon.workspaces.get(&workspace)?;
     let (text, spec) = read_spec(&new)?;
     let start = |key| async {
-        let started = Box::pin(daemon.start_fleet(&entry, spec, &new.env, key)).await;
+        let started = Box::pin(daemon.start_fleet(&entry, spec, &new.env, &caller.actor, key)).await;
         Ok((started.map_err(|error| locate(&text, error))?, ResponseRecording::WrittenWithEffect))
     };
     Ok((StatusCode::CREATED, Json(run_once(&daemon, key, start).await?)))
@@ -202,12 +205,13 @@ async fn find_fleet(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> R
 )]
 async fn cancel_fleet(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, FleetId)>,
     KeyedBody(key, OptionalJson(EmptyEventData {})): KeyedBody<OptionalJson<EmptyEventData>>,
 ) -> Result<Json<CancelResponse>, HttpError> {
     let fleet = daemon.fleet_in_workspace(&workspace, &id).await?;
     let cancel = |_| async {
-        match daemon.send_fleet_command(&fleet, FleetCommand::Cancel).await? {
+        match daemon.send_fleet_command(&fleet, &caller.actor, FleetCommand::Cancel).await? {
             FleetActorReply::Cancelled(cancelled) => {
                 Ok((CancelResponse { idle: cancelled.is_empty(), cancelled }, ResponseRecording::NotWritten))
             }

@@ -10,11 +10,13 @@ use qd_core::session::SessionCommand;
 use qd_journal::{AppendRequest, MergeSavings, RowChange, SessionKey};
 use qd_protocol::api::{GcReport, GcRequest};
 use qd_protocol::error::ErrorBody;
+use qd_protocol::event::EventActor;
 use qd_protocol::{ApiError, Millis};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::api_document::{BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader};
+use super::caller::Caller;
 use super::extract::{KeyedBody, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use crate::daemon::{Daemon, append_failed, blob_failed, read_failed};
@@ -56,11 +58,14 @@ async fn preview_gc(
 )]
 async fn collect_garbage(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<Option<GcRequest>>>,
 ) -> Result<Json<GcReport>, HttpError> {
     let request = request.unwrap_or(GcRequest { older_than_days: 30 });
-    let collect =
-        |_| async { free_space(&daemon, request).await.map(|gc| (gc, ResponseRecording::NotWritten)) };
+    let collect = |_| async {
+        let report = free_space(&daemon, &caller.actor, request).await?;
+        Ok((report, ResponseRecording::NotWritten))
+    };
     Ok(Json(run_once(&daemon, key, collect).await?))
 }
 
@@ -103,10 +108,14 @@ fn loose_blob_cutoff(now: Millis) -> Millis {
     Millis(now.0.saturating_sub(YOUNG_BLOB_MS))
 }
 
-async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport, ApiError> {
+async fn free_space(
+    daemon: &Arc<Daemon>,
+    actor: &Arc<EventActor>,
+    request: GcRequest,
+) -> Result<GcReport, ApiError> {
     let (gc, closed) = survey_home(daemon, request).await?;
     let mut purged =
-        stream::iter(closed).map(|key| purge_session(daemon, key)).buffer_unordered(PURGES_AT_ONCE);
+        stream::iter(closed).map(|key| purge_session(daemon, actor, key)).buffer_unordered(PURGES_AT_ONCE);
     while let Some(result) = purged.next().await {
         result?;
     }
@@ -131,10 +140,15 @@ async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport
 }
 
 /// Purges a closed session through its actor; if its workspace was removed, no actor can be woken, so it is done here.
-async fn purge_session(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiError> {
+async fn purge_session(
+    daemon: &Arc<Daemon>,
+    actor: &Arc<EventActor>,
+    key: SessionKey,
+) -> Result<(), ApiError> {
     let Some(row) = daemon.journal.session_by_key(key).await.map_err(read_failed)? else { return Ok(()) };
     if let Ok(session) = daemon.session_address(&row) {
-        return daemon.send_command(&session, SessionCommand::Close { purge: true }, None).await.map(drop);
+        let command = SessionCommand::Close { purge: true };
+        return daemon.send_command(&session, actor, command, None).await.map(drop);
     }
     let append = AppendRequest { rows: vec![RowChange::Purge { session: key }], ..AppendRequest::default() };
     daemon.journal.append(append).await.map_err(append_failed)?;

@@ -9,6 +9,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader};
+use super::caller::Caller;
 use super::extract::KeyedBody;
 use super::idempotency::{ResponseRecording, run_once};
 use crate::daemon::Daemon;
@@ -38,11 +39,12 @@ async fn get_halt(State(daemon): State<Arc<Daemon>>) -> Json<HaltStatus> {
 )]
 async fn set_halt(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<HaltRequest>>,
 ) -> Result<Json<HaltStatus>, HttpError> {
     check_remark("reason", request.reason.as_deref())?;
     let apply = |key| async {
-        let halt = Box::pin(daemon.apply_halt(request, key)).await?;
+        let halt = Box::pin(daemon.apply_halt(request, caller.actor, key)).await?;
         Ok((halt, ResponseRecording::WrittenWithEffect))
     };
     Ok(Json(run_once(&daemon, key, apply).await?))
@@ -52,6 +54,6 @@ async fn set_halt(
 #[utoipa::path(delete, path = "/v1/halt", tag = "halt", responses(
     (status = 200, description = "The halt, lifted", body = HaltStatus), GuardResponses,
 ))]
-async fn lift_halt(State(daemon): State<Arc<Daemon>>) -> Result<Json<HaltStatus>, HttpError> {
-    Ok(Json(daemon.lift_halt().await?))
+async fn lift_halt(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<Json<HaltStatus>, HttpError> {
+    Ok(Json(daemon.lift_halt(&caller.actor).await?))
 }

@@ -11,6 +11,7 @@ use axum::response::Response;
 use qd_home::HomeError;
 use qd_protocol::api::{CreatedWorkerToken, JoinedWorker, NewWorkerToken, WorkerToken};
 use qd_protocol::error::ErrorBody;
+use qd_protocol::event::{EventBody, TokenCreated, TokenRevoked};
 use qd_protocol::frame::join::SessionWorker;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::TITLE_MAX;
@@ -23,13 +24,14 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery};
 use crate::daemon::{Daemon, stopping_error};
 use crate::edge::{HttpError, Json, OptionalJson, WebSocketRequest, internal_error};
 use crate::invalid_value;
-use crate::workers::WorkerTokenStore;
+use crate::workers::{OFFERS_MAX, WorkerTokenStore, is_label};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -64,23 +66,41 @@ async fn list_worker_tokens(
 )]
 async fn make_token(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     KeyedBody(key, OptionalJson(new)): KeyedBody<OptionalJson<NewWorkerToken>>,
 ) -> Result<(StatusCode, Json<CreatedWorkerToken>), HttpError> {
-    let NewWorkerToken { name } = new;
-    let is_line = |name: &str| (1..=TITLE_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
-    if name.as_deref().is_some_and(|name| !is_line(name)) {
-        return Err(invalid_value(format!("`name` must be 1 to {TITLE_MAX} bytes on one line")).into());
-    }
+    check_new_token(&new)?;
     // The response stored under the key leaves out the token, which must not be in the journal.
     let create = |_| async {
-        let token = with_tokens(&daemon, move |tokens| tokens.create(name)).await?;
+        let token = with_tokens(&daemon, move |tokens| tokens.create(new)).await?;
+        let WorkerToken { id, name, labels, agents, .. } = token.clone();
+        let body = EventBody::TokenCreated(TokenCreated { labels, agents, ..TokenCreated::new(id, name) });
+        daemon.append_token_event(body, &caller.actor).await?;
         Ok((token, ResponseRecording::NotWritten))
     };
-    let WorkerToken { id, name, created_at, .. } = run_once(&daemon, key, create).await?;
+    let WorkerToken { id, name, created_at, labels, agents, .. } = run_once(&daemon, key, create).await?;
     let address = daemon.workers.join_address().cloned();
     let (url, fingerprint) = address.map_or((None, None), |address| (Some(address.url), address.fingerprint));
     let token = daemon.workers.worker_tokens().derive_token(&id);
-    Ok((StatusCode::CREATED, Json(CreatedWorkerToken { id, name, created_at, token, url, fingerprint })))
+    let created = CreatedWorkerToken { id, name, created_at, labels, agents, token, url, fingerprint };
+    Ok((StatusCode::CREATED, Json(created)))
+}
+
+fn check_new_token(new: &NewWorkerToken) -> Result<(), ApiError> {
+    let NewWorkerToken { name, labels, agents } = new;
+    let is_line = |name: &str| (1..=TITLE_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    if name.as_deref().is_some_and(|name| !is_line(name)) {
+        return Err(invalid_value(format!("`name` must be 1 to {TITLE_MAX} bytes on one line")));
+    }
+    if labels.len() > OFFERS_MAX || !labels.iter().all(|label| is_label(label)) {
+        return Err(invalid_value(format!(
+            "`labels` must be at most {OFFERS_MAX}, each of 1 to 64 characters of A-Za-z0-9_.-"
+        )));
+    }
+    if agents.len() > OFFERS_MAX || !agents.iter().all(|agent| is_line(agent)) {
+        return Err(invalid_value(format!("`agents` must be at most {OFFERS_MAX} names, each on one line")));
+    }
+    Ok(())
 }
 
 #[derive(IntoParams)]
@@ -97,13 +117,15 @@ struct WorkerTokenPath {
 )]
 async fn revoke_token(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(id): PathIds<TokenId>,
 ) -> Result<StatusCode, HttpError> {
     let name = id.clone();
-    if !with_tokens(&daemon, move |tokens| tokens.revoke(&name)).await? {
-        return Err(ApiError::not_found("worker token", &id).into());
-    }
+    let revoked = with_tokens(&daemon, move |tokens| tokens.revoke(&name)).await?;
+    let revoked = revoked.ok_or_else(|| ApiError::not_found("worker token", &id))?;
     daemon.workers.joined().expel(&id);
+    let body = EventBody::TokenRevoked(TokenRevoked { token_id: id, name: revoked.name });
+    daemon.append_token_event(body, &caller.actor).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

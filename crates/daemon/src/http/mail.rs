@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use qd_core::session::{SessionCommand, seconds_to_millis};
 use qd_journal::{MailFilter, MailRow, SessionKey};
 use qd_protocol::error::ErrorBody;
+use qd_protocol::event::EventActor;
 use qd_protocol::limits::{HEAD_MAX, MAIL_CLAIM_MAX, MAIL_CLAIM_MAX_S, MAIL_CLAIM_S};
 use qd_protocol::mail::{
     ClaimedMail, Mail, MailAckRequest, MailClaimRequest, MailReceipt, MailStatus, NewMail,
@@ -22,6 +23,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, SessionPath,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, page_limit, parse_after, read_filtered};
@@ -55,13 +57,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 )]
 async fn send_mail(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewMail>>,
 ) -> Result<(StatusCode, Json<MailReceipt>), HttpError> {
     let session = daemon.session_in_workspace(&workspace, &id).await?;
     let NewMail { text, id, kind, deliver, in_reply_to, correlation_id } = new;
     let mail = OutgoingMail {
-        // Agents cannot call this route: see `agent_access`.
+        // Agents cannot call this route: see `route_access`.
         from: MailSender::User,
         id: id.or_else(|| key.as_ref().map(mail_id_from_key)),
         kind: kind.unwrap_or_default(),
@@ -71,18 +74,19 @@ async fn send_mail(
         deliver,
         run: None,
     };
-    Ok((StatusCode::ACCEPTED, Json(post_mail(&daemon, &session, mail, key).await?)))
+    Ok((StatusCode::ACCEPTED, Json(post_mail(&daemon, &session, &caller.actor, mail, key).await?)))
 }
 
 /// Puts a message into a mailbox, once per idempotency key.
 pub(super) async fn post_mail(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
+    actor: &Arc<EventActor>,
     mail: OutgoingMail,
     key: Option<IdempotencyKey>,
 ) -> Result<MailReceipt, ApiError> {
     let post = |key| async {
-        Ok(match daemon.post_mail(session, mail, key).await? {
+        Ok(match daemon.post_mail(session, actor, mail, key).await? {
             PostMailOutcome::Accepted(receipt) => {
                 (ActorReply::Mailed(receipt), ResponseRecording::WrittenWithEffect)
             }
@@ -188,6 +192,7 @@ async fn find_mail(daemon: &Daemon, session: SessionKey, id: &MailId) -> Result<
 )]
 async fn claim_mail(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<MailClaimRequest>>,
 ) -> Result<Json<Vec<ClaimedMail>>, HttpError> {
@@ -205,7 +210,8 @@ async fn claim_mail(
     }
     let claim = |key| async {
         let command = SessionCommand::ClaimMail { max, lease_ms: seconds_to_millis(limit_s).max(1) };
-        let CommandCompletion { reply, .. } = daemon.send_command(&session, command, key).await?;
+        let CommandCompletion { reply, .. } =
+            daemon.send_command(&session, &caller.actor, command, key).await?;
         Ok((reply, ResponseRecording::WrittenWithEffect))
     };
     let ActorReply::Claimed(claims, until) = run_once(&daemon, key, claim).await? else {
@@ -233,6 +239,7 @@ async fn claim_mail(
 )]
 async fn acknowledge_mail(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, session, id)): PathIds<(WorkspaceId, SessionId, MailId)>,
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<MailAckRequest>>,
 ) -> Result<Json<Mail>, HttpError> {
@@ -241,7 +248,7 @@ async fn acknowledge_mail(
     let MailAckRequest { claim } = request;
     let acknowledge = |key| async {
         let command = SessionCommand::AcknowledgeMail { id: id.clone(), claim: claim.map(EventNumber) };
-        match daemon.send_command(&session, command, key).await {
+        match daemon.send_command(&session, &caller.actor, command, key).await {
             Ok(CommandCompletion { reply, .. }) => Ok((reply, ResponseRecording::WrittenWithEffect)),
             Err(error) if error.code == ErrorCode::NotClaimed => {
                 let view = mail_view(&find_mail(&daemon, session.key, &id).await?)?;

@@ -19,10 +19,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader};
+use super::caller::Caller;
 use super::tools::perform_tool;
 use crate::actor::IdempotencyKey;
 use crate::daemon::Daemon;
-use crate::edge::BearerSession;
+use crate::edge::internal_error;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(mcp))
@@ -59,7 +60,8 @@ struct DaemonToolBackend {
 impl ToolBackend for DaemonToolBackend {
     async fn call(&self, call: Call<'_>) -> Result<Map<String, Value>, ErrorDoc> {
         let head = call.extensions.get::<Parts>();
-        let holder = head.and_then(|head| head.extensions.get::<BearerSession>());
+        let caller = head.and_then(|head| head.extensions.get::<Caller>());
+        let caller = caller.ok_or_else(|| ErrorBody::from(internal_error()).error)?;
         let given =
             head.and_then(|head| head.headers.get("idempotency-key")).and_then(|key| key.to_str().ok());
         // The requests of a call are numbered, so that a repeat of the call repeats each of them.
@@ -68,7 +70,7 @@ impl ToolBackend for DaemonToolBackend {
         let text = format!("mcp {} {key}", call.tool.as_str());
         let body = serde_json::to_vec(&call.arguments).unwrap_or_default();
         let key = IdempotencyKey { key: text, fingerprint: Sha256::digest(body).into() };
-        perform_tool(&self.daemon, holder, call.tool, call.arguments, Some(key))
+        perform_tool(&self.daemon, caller, call.tool, call.arguments, Some(key))
             .await
             .map_err(|error| ErrorBody::from(error).error)
     }

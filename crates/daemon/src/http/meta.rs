@@ -18,6 +18,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     self, BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery, page_limit};
@@ -110,6 +111,7 @@ struct ResolveQuery {
 ))]
 async fn resolve(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     Query(query): Query<ResolveQuery>,
 ) -> Result<Json<Vec<ReferenceMatch>>, HttpError> {
     let limit = page_limit(query.limit)?;
@@ -118,7 +120,10 @@ async fn resolve(
     }
     let mut found = daemon.journal.resolve(&query.r#ref, limit).await.map_err(read_failed)?;
     // What belongs to a removed workspace cannot be reached, so it is not a match.
-    found.retain(|found| daemon.workspaces.get(&found.workspace_id).is_ok());
+    found.retain(|found| {
+        daemon.workspaces.get(&found.workspace_id).is_ok()
+            && caller.workspace().is_none_or(|own| *own == found.workspace_id)
+    });
     Ok(Json(found))
 }
 

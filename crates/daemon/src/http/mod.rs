@@ -6,15 +6,16 @@
 //! - `extract`: ids, queries, and bodies with an `Idempotency-Key`.
 //! - `idempotency`: a request repeated under the same key has its effect once.
 //! - `list`: pages of lists. `api_document`: the parts of the document that all routes share.
-//! - `agent_access`: which routes an agent may use.
+//! - `route_access`: who may use which route. `caller`: who sent a request.
 //! - `meta`, `agents`, `gc`, `journal`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`,
-//!   `queue`, `asks`, `mail`, `policy`, `search`, `halt`, `events`: the families of routes.
+//!   `queue`, `asks`, `mail`, `policy`, `search`, `audit`, `tokens`, `halt`, `quotas`, `events`: the families of routes.
 //! - `tools`: the API for agents that hold a session token. `mcp`: the same over the Model Context Protocol.
 
-mod agent_access;
 mod agents;
 mod api_document;
 mod asks;
+mod audit;
+mod caller;
 mod events;
 mod extract;
 mod fleets;
@@ -29,10 +30,13 @@ mod mcp;
 mod meta;
 mod policy;
 mod queue;
+mod quotas;
+mod route_access;
 mod runs;
 mod search;
 mod sessions;
 mod terminal;
+mod tokens;
 mod tools;
 mod workspaces;
 mod worktrees;
@@ -44,13 +48,17 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Method;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
 use qd_protocol::{ApiError, ErrorCode};
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
+use self::caller::Caller;
+use crate::client_tokens::ClientBearer;
 use crate::daemon::{Daemon, stopping_error};
 use crate::edge::{HttpError, internal_error, read_whole_body};
 
@@ -78,27 +86,67 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(mail::routes())
         .merge(policy::routes())
         .merge(search::routes())
+        .merge(audit::routes())
+        .merge(tokens::routes())
         .merge(agents::routes())
         .merge(fleets::routes())
         .merge(tools::routes())
         .merge(mcp::routes())
         .merge(halt::routes())
+        .merge(quotas::routes())
         .merge(events::routes())
 }
 
-/// Wraps every route: refuses agents where they may not go, runs changes to completion, and counts responses.
-async fn handle_request(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
+/// Wraps every route: refuses agents and clients where they may not go, runs changes to completion, and counts
+/// responses.
+async fn handle_request(State(daemon): State<Arc<Daemon>>, mut request: Request, next: Next) -> Response {
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let response = match agent_access::admit(&daemon, &request) {
+    let admitted = route_access::admit(&daemon, &request).map(|agent| {
+        let caller = Caller::of_request(&request, agent);
+        request.extensions_mut().insert(caller.clone());
+        caller.client.filter(|client| client.id.is_some())
+    });
+    let response = match admitted {
         Err(error) => HttpError(error).into_response(),
-        Ok(()) if only_reads => next.run(request).await,
-        Ok(()) => run_to_completion(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response),
+        Ok(Some(client)) if only_reads => {
+            note_used(&daemon, &client);
+            read_until_revoked(client, request, next).await
+        }
+        Ok(None) if only_reads => next.run(request).await,
+        Ok(client) => {
+            client.iter().for_each(|client| note_used(&daemon, client));
+            run_to_completion(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response)
+        }
     };
     let class = usize::from(response.status().as_u16() / 100);
     if let Some(counter) = daemon.metrics.responses.get(class) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
     response
+}
+
+fn note_used(daemon: &Daemon, client: &ClientBearer) {
+    if let Some(id) = &client.id {
+        daemon.client_tokens.note_used(id);
+    }
+}
+
+/// Runs a request that only reads, and ends it together with the client's token: a wait is refused, and a stream ends.
+async fn read_until_revoked(client: ClientBearer, request: Request, next: Next) -> Response {
+    let response = tokio::select! {
+        response = next.run(request) => response,
+        () = client.clone().wait_for_end() => {
+            let message = format!("the token {} was revoked or has expired", client.name);
+            return HttpError(ApiError::new(ErrorCode::Unauthorized, message)).into_response();
+        }
+    };
+    let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream");
+    match is_stream {
+        true => response.map(|body| {
+            Body::from_stream(body.into_data_stream().take_until(Box::pin(client.wait_for_end())))
+        }),
+        false => response,
+    }
 }
 
 /// Runs a request that may change something as a task of the daemon, so that a client that disconnects leaves nothing

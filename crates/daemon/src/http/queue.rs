@@ -19,6 +19,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, SessionPath,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery};
@@ -91,10 +92,12 @@ async fn wake_and_probe(
 )]
 async fn clear_queue(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
 ) -> Result<Json<RemovedRuns>, HttpError> {
     let session = daemon.session_in_workspace(&workspace, &id).await?;
-    Ok(Json(removed_runs(daemon.send_command(&session, SessionCommand::ClearQueue, None).await?.reply)?))
+    let cleared = daemon.send_command(&session, &caller.actor, SessionCommand::ClearQueue, None).await?;
+    Ok(Json(removed_runs(cleared.reply)?))
 }
 
 /// Removes one queued run, which ends as `cancelled`.
@@ -109,13 +112,13 @@ async fn clear_queue(
 )]
 async fn remove_queued(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id, run)): PathIds<(WorkspaceId, SessionId, RunId)>,
 ) -> Result<Json<RemovedRuns>, HttpError> {
     let session = daemon.session_in_workspace(&workspace, &id).await?;
     runs::find_session_run(&daemon, &session, &run).await?;
-    Ok(Json(removed_runs(
-        daemon.send_command(&session, SessionCommand::RemoveQueued { run }, None).await?.reply,
-    )?))
+    let command = SessionCommand::RemoveQueued { run };
+    Ok(Json(removed_runs(daemon.send_command(&session, &caller.actor, command, None).await?.reply)?))
 }
 
 /// Moves one queued run before another one, or to the end of the queue. The order of the others stays as it is.
@@ -132,6 +135,7 @@ async fn remove_queued(
 )]
 async fn move_queued(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id, run)): PathIds<(WorkspaceId, SessionId, RunId)>,
     KeyedBody(key, Json(request)): KeyedBody<Json<QueueMove>>,
 ) -> Result<Json<QueuePlace>, HttpError> {
@@ -142,7 +146,7 @@ async fn move_queued(
     }
     let command = SessionCommand::MoveQueued { run: run.clone(), before: request.before };
     let send = |key| async {
-        let reply = daemon.send_command(&session, command, key).await?.reply;
+        let reply = daemon.send_command(&session, &caller.actor, command, key).await?.reply;
         Ok((reply, ResponseRecording::WrittenWithEffect))
     };
     match run_once(&daemon, key, send).await? {

@@ -14,7 +14,7 @@ use qd_protocol::api::{
     SteerRequest,
 };
 use qd_protocol::error::ErrorBody;
-use qd_protocol::event::RunStopCause;
+use qd_protocol::event::{EventActor, RunStopCause};
 use qd_protocol::limits::{HEAD_MAX, WAIT_MAX_S};
 use qd_protocol::text::{BlobRef, escaped_head};
 use qd_protocol::{ApiError, ErrorCode, RunId, SessionId, WorkspaceId};
@@ -28,6 +28,7 @@ use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, RunPath,
     SessionPath, StreamLimitResponse, WorkspacePath,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, page_limit, parse_after, read_filtered};
@@ -60,13 +61,16 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     request_body = NewRun,
     responses(
         (status = 202, description = "Position 0 if it starts at once, else its position in the queue", body = PromptReceipt),
-        (status = 409, description = "`session_closed`, `run_id_conflict` or `idempotency_conflict`", body = ErrorBody),
+        (status = 409,
+            description = "`session_closed`, `journal_limit`, `run_id_conflict` or `idempotency_conflict`",
+            body = ErrorBody),
         (status = 429, description = "`queue_full` over 100 waiting, or `overloaded`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn send_prompt(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(workspace): PathIds<WorkspaceId>,
     KeyedBody(key, Json(mut new)): KeyedBody<Json<NewRun>>,
 ) -> Result<(StatusCode, Json<PromptReceipt>), HttpError> {
@@ -77,7 +81,8 @@ async fn send_prompt(
     }
     let given_id = new.run_id.take().or_else(|| key.as_ref().map(run_id_from_key));
     let run = given_id.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
-    let accept = |key| Box::pin(accept_prompt(&daemon, &session, new, run.clone(), given_id.is_some(), key));
+    let prompt = SubmittedPrompt { new, run: run.clone(), is_named: given_id.is_some() };
+    let accept = |key| Box::pin(accept_prompt(&daemon, &session, &caller.actor, prompt, key));
     let receipt = match run_once(&daemon, key, accept).await? {
         ActorReply::Accepted(receipt) => receipt,
         ActorReply::AlreadyAccepted => {
@@ -94,16 +99,23 @@ pub(super) fn run_id_from_key(key: &IdempotencyKey) -> RunId {
     RunId::from_random(&key.digest()[..16])
 }
 
+/// A prompt with the id of its run.
+pub(super) struct SubmittedPrompt {
+    pub(super) new: NewRun,
+    pub(super) run: RunId,
+    /// The id was chosen by the client, or follows from its idempotency key, so it may be known already.
+    pub(super) is_named: bool,
+}
+
 /// Sends a prompt to its session, unless the session already has it.
 pub(super) async fn accept_prompt(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
-    new: NewRun,
-    run: RunId,
-    is_named: bool,
+    actor: &Arc<EventActor>,
+    submitted: SubmittedPrompt,
     key: Option<IdempotencyKey>,
 ) -> Result<(ActorReply, ResponseRecording), ApiError> {
-    let NewRun { prompt, attachments, .. } = new;
+    let SubmittedPrompt { new: NewRun { prompt, attachments, .. }, run, is_named } = submitted;
     let contents = decode_attachments(&attachments)?;
     let fingerprint = prompt_fingerprint(&session.id, &prompt, &attachments);
     let mut _one_at_a_time = None;
@@ -119,7 +131,7 @@ pub(super) async fn accept_prompt(
     let prompt = store_text(&daemon.journal, prompt).await?;
     let attachments = store_attachments(&daemon.journal, &prompt, attachments, contents).await?;
     let command = SessionCommand::AcceptPrompt(PromptSubmission { run, prompt, attachments, fingerprint });
-    let CommandCompletion { reply, .. } = daemon.send_command(session, command, key).await?;
+    let CommandCompletion { reply, .. } = daemon.send_command(session, actor, command, key).await?;
     Ok((reply, ResponseRecording::WrittenWithEffect))
 }
 
@@ -142,6 +154,7 @@ pub(super) fn run_receipt(row: &RunRow) -> Result<PromptReceipt, ApiError> {
 )]
 async fn cancel(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<CancelRequest>>,
 ) -> Result<Json<CancelResponse>, HttpError> {
@@ -157,7 +170,7 @@ async fn cancel(
                 ResponseRecording::NotWritten,
             ));
         }
-        cancel_runs(&daemon, &session, run_id, reason, key).await
+        cancel_runs(&daemon, &session, &caller.actor, run_id, reason, key).await
     };
     match run_once(&daemon, key, cancel).await? {
         ActorReply::Cancelled(cancelled) => Ok(Json(cancelled)),
@@ -169,13 +182,14 @@ async fn cancel(
 pub(super) async fn cancel_runs(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
+    actor: &Arc<EventActor>,
     run: Option<RunId>,
     reason: Option<String>,
     key: Option<IdempotencyKey>,
 ) -> Result<(ActorReply, ResponseRecording), ApiError> {
     let command = SessionCommand::Cancel { run, by: RunStopCause::User, reason };
     let CommandCompletion { mut reply, cancelled_in_children } =
-        daemon.send_command(session, command, key).await?;
+        daemon.send_command(session, actor, command, key).await?;
     if let (ActorReply::Cancelled(response), Some(descendants)) = (&mut reply, cancelled_in_children) {
         // No list arrives if the daemon stops meanwhile; the cancel of the descendants is in the journal all the same.
         response.cancelled.extend(descendants.await.unwrap_or_default());
@@ -207,6 +221,7 @@ pub(super) async fn find_session_run(
 )]
 async fn steer(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     KeyedBody(key, Json(request)): KeyedBody<Json<SteerRequest>>,
 ) -> Result<(StatusCode, Json<SteerReceipt>), HttpError> {
@@ -214,7 +229,8 @@ async fn steer(
     if request.text.trim().is_empty() {
         return Err(invalid_value("`text` is empty").into());
     }
-    match run_once(&daemon, key, |key| steer_session(&daemon, &row, request.text, key)).await? {
+    let steer = |key| steer_session(&daemon, &row, &caller.actor, request.text, key);
+    match run_once(&daemon, key, steer).await? {
         ActorReply::Steered(steered) => Ok((StatusCode::ACCEPTED, Json(steered))),
         _ => Err(internal_error().into()),
     }
@@ -223,6 +239,7 @@ async fn steer(
 async fn steer_session(
     daemon: &Arc<Daemon>,
     row: &SessionRow,
+    actor: &Arc<EventActor>,
     text: String,
     key: Option<IdempotencyKey>,
 ) -> Result<(ActorReply, ResponseRecording), ApiError> {
@@ -237,7 +254,7 @@ async fn steer_session(
     }
     let text = store_text(&daemon.journal, text).await?;
     let CommandCompletion { reply, .. } =
-        daemon.send_command(&session, SessionCommand::Steer { text }, key).await?;
+        daemon.send_command(&session, actor, SessionCommand::Steer { text }, key).await?;
     Ok((reply, ResponseRecording::WrittenWithEffect))
 }
 

@@ -24,6 +24,7 @@ use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, SessionPath,
     WorkspacePath,
 };
+use super::caller::Caller;
 use super::events::parse_cursor;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
@@ -45,7 +46,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 /// The session of a row, as clients see it now.
 pub(super) fn session_view(daemon: &Daemon, row: &SessionRow) -> Result<Session, ApiError> {
     let doc: SessionDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("session", &row.id))?;
-    Ok(doc.view(daemon.is_halted()))
+    Ok(daemon.view_session(doc))
 }
 
 pub(super) async fn find_session(
@@ -125,15 +126,21 @@ struct AllSessionsQuery {
 ))]
 async fn list_all_sessions(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     Query(query): Query<AllSessionsQuery>,
 ) -> Result<ListPage<Session>, HttpError> {
     let AllSessionsQuery { limit, after, open, r#ref } = query;
     let Some(reference) = r#ref else {
-        let filter = SessionFilter { open_only: open, ..SessionFilter::default() };
+        let workspace = caller.workspace().map(|own| daemon.workspaces.get(own)).transpose()?;
+        let workspace = workspace.map(|entry| entry.key);
+        let filter = SessionFilter { workspace, open_only: open, ..SessionFilter::default() };
         return Ok(session_page(&daemon, filter, limit, after.as_deref()).await?);
     };
     let mut matches = Vec::new();
     for reference_match in daemon.journal.resolve(&reference, PAGE_MAX).await.map_err(read_failed)? {
+        if caller.workspace().is_some_and(|own| *own != reference_match.workspace_id) {
+            continue;
+        }
         let id = SessionId::parse(&reference_match.id)
             .ok()
             .filter(|_| reference_match.kind == ReferenceKind::Session);
@@ -156,13 +163,14 @@ async fn list_all_sessions(
         (status = 400, description = "`unknown_agent`, `unsupported_setting`, `invalid_request` or `invalid_value`",
             body = ErrorBody),
         (status = 409, description = "`agent_unavailable` (with how to install it), `agent_overrides_policy`, \
-            `conversation_in_use` (by the session in `details`), `session_closed` (the parent) or \
+            `sandbox_unavailable` (with what is missing), `conversation_in_use` (by the session in `details`), `session_closed` (the parent) or \
             `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the parent", body = ErrorBody),
     )
 )]
 async fn create_session(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(workspace): PathIds<WorkspaceId>,
     peer: Option<Extension<ConnectionPeer>>,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewSession>>,
@@ -175,7 +183,7 @@ async fn create_session(
     }
     let entry = daemon.workspaces.get(&workspace)?;
     let create = |key| async {
-        let session = Box::pin(daemon.create_session(&entry, new, key)).await?;
+        let session = Box::pin(daemon.create_session(&entry, new, &caller.actor, key)).await?;
         Ok((session, ResponseRecording::WrittenWithEffect))
     };
     Ok((StatusCode::CREATED, Json(run_once(&daemon, key, create).await?)))
@@ -215,12 +223,13 @@ async fn get_session(
         (status = 200, description = "The changed session", body = Session),
         BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`unsupported_setting`, `invalid_request` or `invalid_value`", body = ErrorBody),
-        (status = 409, description = "`session_closed`", body = ErrorBody),
+        (status = 409, description = "`session_closed` or `sandbox_unavailable` (with what is missing)", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
     )
 )]
 async fn change_session(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Json(patch): Json<SessionPatch>,
 ) -> Result<Json<Session>, HttpError> {
@@ -230,7 +239,8 @@ async fn change_session(
     let session = daemon.session_address(&row)?;
     let update = daemon.check_patch(&session_view(&daemon, &row)?, patch)?;
     let limits_changed = update.limits.is_some();
-    daemon.send_command(&session, SessionCommand::UpdateSettings(update), None).await?;
+    let command = SessionCommand::UpdateSettings(update);
+    daemon.send_command(&session, &caller.actor, command, None).await?;
     if limits_changed {
         daemon.check_budgets(session.key).await.map_err(read_failed)?;
         daemon.send_message(&session, ActorMessage::Wake)?;
@@ -274,11 +284,13 @@ enum CloseSessionResponse {
 )]
 async fn close_session(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<CloseQuery>,
 ) -> Result<Json<CloseSessionResponse>, HttpError> {
     let session = daemon.session_in_workspace(&workspace, &id).await?;
-    daemon.send_command(&session, SessionCommand::Close { purge: query.purge }, None).await?;
+    let command = SessionCommand::Close { purge: query.purge };
+    daemon.send_command(&session, &caller.actor, command, None).await?;
     let row = daemon.journal.session(&id).await.map_err(read_failed)?;
     Ok(Json(match row {
         Some(row) => CloseSessionResponse::Session(Box::new(session_view(&daemon, &row)?)),

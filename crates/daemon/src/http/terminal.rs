@@ -16,6 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::api_document::{GuardResponses, NotFoundResponse, SessionPath, StreamLimitResponse};
+use super::caller::Caller;
 use super::extract::PathIds;
 use super::sessions::find_session;
 use crate::daemon::{Daemon, stopping_error};
@@ -39,6 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 ))]
 async fn terminal(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds((workspace, session)): PathIds<(WorkspaceId, SessionId)>,
     upgrade: WebSocketRequest,
 ) -> Result<Response, HttpError> {
@@ -57,6 +59,7 @@ async fn terminal(
         let ended = tokio::select! {
             ended = relay_terminal(viewer, worker) => ended,
             _ = stop.wait_for(|stop| *stop) => Ok(()),
+            () = caller.wait_for_end() => Ok(()),
         };
         tracing::info!(%session, ?ended, "a viewer disconnected from a terminal");
     });

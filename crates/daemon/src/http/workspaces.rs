@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use qd_protocol::api::{NewWorkspace, Workspace};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::TITLE_MAX;
-use qd_protocol::{Millis, WorkspaceId};
+use qd_protocol::{ApiError, Millis, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -16,6 +16,7 @@ use utoipa_axum::routes;
 use super::api_document::{
     BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, WorkspacePath,
 };
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery};
@@ -35,9 +36,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 ))]
 async fn list_workspaces(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     Query(query): Query<ListQuery>,
 ) -> Result<ListPage<Workspace>, HttpError> {
-    let all = daemon.workspaces.all().iter().map(|entry| entry.doc.clone()).collect();
+    let all = daemon.workspaces.all();
+    let reached = all.iter().filter(|entry| caller.workspace().is_none_or(|own| *own == entry.id));
+    let all = reached.map(|entry| entry.doc.clone()).collect();
     Ok(ListPage::from_complete(all, &query, |workspace: &Workspace| workspace.id.as_str())?)
 }
 
@@ -64,14 +68,21 @@ struct CreateWorkspaceOutcome {
 )]
 async fn create_workspace(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewWorkspace>>,
 ) -> Result<(StatusCode, Json<Workspace>), HttpError> {
     let is_invalid = |name: &str| name.len() > TITLE_MAX || name.chars().any(char::is_control);
     if new.name.as_deref().is_some_and(is_invalid) {
         return Err(invalid_value(format!("`name` must be at most {TITLE_MAX} bytes on one line")).into());
     }
+    if caller.workspace().is_some() {
+        // It may only find its own.
+        let known = daemon.workspace_at(&new.path).await?;
+        let entry = known.ok_or_else(|| ApiError::not_found("workspace", &new.path))?;
+        caller.require_workspace(&entry.id)?;
+    }
     let create = |key| async {
-        let (workspace, is_new) = daemon.create_workspace(new, key).await?;
+        let (workspace, is_new) = daemon.create_workspace(new, &caller.actor, key).await?;
         let Workspace { id, path, name, created_at } = workspace;
         let recording =
             if is_new { ResponseRecording::WrittenWithEffect } else { ResponseRecording::NotWritten };
@@ -110,10 +121,11 @@ struct RemoveWorkspaceQuery {
 ))]
 async fn remove_workspace(
     State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
     PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<RemoveWorkspaceQuery>,
 ) -> Result<Json<Workspace>, HttpError> {
     let entry = daemon.workspaces.get(&workspace)?;
-    daemon.remove_workspace(&workspace, query.force).await?;
+    daemon.remove_workspace(&workspace, query.force, &caller.actor).await?;
     Ok(Json(entry.doc.clone()))
 }

@@ -83,7 +83,7 @@ struct DiffQuery {
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/diff", tag = "worktrees", params(SessionPath, DiffQuery),
     responses(
         (status = 200, description = "The changes", body = WorktreeDiff),
-        (status = 409, description = "`no_worktree` or `git_refused`", body = ErrorBody),
+        (status = 409, description = "`no_worktree`, `worktree_changed` or `git_refused`", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )
 )]
@@ -102,7 +102,7 @@ async fn show_diff(
     responses(
         (status = 200, description = "The result of the merge", body = MergeResult),
         (status = 409, description = "`merge_conflict` (with the `conflicts`: files and their hunks), `busy`, \
-            `no_worktree`, `git_refused` or `idempotency_conflict`; nothing was changed", body = ErrorBody),
+            `no_worktree`, `worktree_changed`, `git_refused` or `idempotency_conflict`; nothing was changed", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
@@ -133,7 +133,7 @@ struct RemoveWorktreeQuery {
     params(SessionPath, RemoveWorktreeQuery),
     responses(
         (status = 200, description = "The removed worktree", body = RemovedWorktree),
-        (status = 409, description = "`unmerged_work`, `busy`, `no_worktree` or `git_refused`", body = ErrorBody),
+        (status = 409, description = "`unmerged_work`, `busy`, `no_worktree`, `worktree_changed` or `git_refused`", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )
 )]
@@ -151,7 +151,7 @@ async fn remove_worktree(
     params(("s" = String, Path, description = "The session that the worktree was made for"), RemoveWorktreeQuery),
     responses(
         (status = 200, description = "The removed worktree", body = RemovedWorktree),
-        (status = 409, description = "`unmerged_work`, `busy`, `no_worktree` or `git_refused`", body = ErrorBody),
+        (status = 409, description = "`unmerged_work`, `busy`, `no_worktree`, `worktree_changed` or `git_refused`", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )
 )]

@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use qd_core::sandbox::plan_sandbox;
 use qd_link::{AgentLink, LinkOptions};
 use qd_protocol::api::{Agent, JoinedWorker};
 use qd_protocol::event::RunError;
 use qd_protocol::frame::join::{DaemonJoinFrame, JoinHello, SessionWorker};
+use qd_protocol::sandbox_spec::{SandboxSpec, SandboxSupport};
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{Millis, SessionId, TokenId, WorkerId};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -26,8 +28,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RecordedWorker, WorkerKeys, WorkerTokenStore, host_file};
 use crate::edge::UpgradedConnection;
+pub(crate) use control::OFFERS_MAX;
 use route::JoinedWorkerConnector;
 
+/// The longest label.
+pub(super) const LABEL_CHARS_MAX: usize = 64;
 /// Stands before the process's id in the file that names the holder of a worker.
 const JOINED_PREFIX: &str = "joined:";
 /// The most frames that may wait for one process. Frames are few and small; a process that falls this far behind is
@@ -90,6 +95,7 @@ struct JoinedHostInfo {
     agents: Vec<Agent>,
     version: String,
     token: TokenId,
+    sandbox: SandboxSupport,
 }
 
 #[derive(Debug)]
@@ -131,6 +137,14 @@ impl JoinedWorkers {
         let state = self.lock();
         let offers = state.hosts.values().filter_map(|host| host.info.as_ref()?.find_agent(name));
         offers.max_by_key(|agent| agent.available).cloned()
+    }
+
+    /// How strongly the machines that offer this agent can confine it: what the best of them can do.
+    pub(super) fn sandbox_support(&self, name: &RemoteAgentName) -> Option<SandboxSupport> {
+        let state = self.lock();
+        let infos = state.hosts.values().filter_map(|host| host.info.as_ref());
+        let offering = infos.filter(|info| info.find_agent(name).is_some()).map(|info| &info.sandbox);
+        offering.max_by_key(|support| (support.strongest, support.network_off)).cloned()
     }
 
     /// Opens a link to a new worker on a machine that offers the agent. This does not wait for the machine.
@@ -285,11 +299,13 @@ impl JoinedWorkersState {
         self.placements.values().filter(move |placement| placement.host.as_deref() == Some(host))
     }
 
-    /// The connected process that offers the agent and holds the fewest sessions.
-    fn choose_host(&self, name: &RemoteAgentName) -> Option<String> {
+    /// The connected process that offers the agent, can confine it as asked, and holds the fewest sessions.
+    fn choose_host(&self, name: &RemoteAgentName, sandbox: Option<&SandboxSpec>) -> Option<String> {
         let candidates = self.hosts.iter().filter(|(_, host)| {
-            let offer = host.info.as_ref().and_then(|info| info.find_agent(name));
-            host.control.is_some() && offer.is_some_and(|agent| agent.available)
+            let Some(info) = host.info.as_ref().filter(|_| host.control.is_some()) else { return false };
+            let can_confine =
+                sandbox.is_none_or(|spec| plan_sandbox(spec.asked, spec.network, &info.sandbox).is_ok());
+            can_confine && info.find_agent(name).is_some_and(|agent| agent.available)
         });
         candidates.map(|(host, _)| host).min_by_key(|host| (self.held_by(host).count(), *host)).cloned()
     }
@@ -317,7 +333,8 @@ impl JoinedHost {
 
 impl JoinedHostInfo {
     fn from_hello(hello: JoinHello, name: String, token: TokenId) -> Self {
-        Self { name, labels: hello.labels, agents: hello.agents, version: hello.software, token }
+        let JoinHello { labels, agents, software: version, sandbox, .. } = hello;
+        Self { name, labels, agents, version, token, sandbox }
     }
 
     fn find_agent(&self, name: &RemoteAgentName) -> Option<&Agent> {
@@ -350,9 +367,12 @@ impl WorkerPlacement {
 }
 
 /// Whether a text can be a label, and so stand after the `@`.
-fn is_label(text: &str) -> bool {
-    (1..=64).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))
+pub(crate) fn is_label(text: &str) -> bool {
+    (1..=LABEL_CHARS_MAX).contains(&text.len()) && text.chars().all(is_label_char)
+}
+
+pub(super) fn is_label_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -5,6 +5,7 @@ mod agent_slots;
 mod joined_workers;
 mod local;
 mod local_processes;
+mod sandboxes;
 mod session_tokens;
 mod worker_tokens;
 
@@ -17,7 +18,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use parking_lot::{Mutex, MutexGuard};
 use qd_catalog::AgentNameError;
 use qd_home::{DaemonHome, HomeError, SecretToken};
-use qd_keeper::procfs;
+use qd_keeper::{hosts_agents, procfs};
 use qd_link::socket::{ByteStream, Socket, SocketError};
 use qd_link::terminal_handshake::TerminalRequestError;
 use qd_link::{AgentLink, LinkOptions};
@@ -28,13 +29,16 @@ use qd_protocol::link::UpdateNumber;
 use qd_protocol::manifest::DriverKind;
 use qd_protocol::worker::{AgentSpec, McpAccess, SESSION_TOKEN_VAR, Secret};
 use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkerId};
+use qd_sandbox::{PidNamespaceId, SANDBOX_COMMAND, pid_namespaces_below_ours};
 use sha2::Sha256;
 
 use crate::agents::{IdleSetting, LocalAgents};
 pub(crate) use agent_slots::{AgentSlotLimits, AgentSlots, SlotChanges, SlotStanding};
-pub(crate) use joined_workers::JoinedWorkers;
 use joined_workers::RemoteAgentName;
+pub(crate) use joined_workers::{JoinedWorkers, OFFERS_MAX, is_label};
 use local::LocalHosts;
+use sandboxes::Sandboxes;
+pub(crate) use sandboxes::{SandboxDefaults, SandboxRequest};
 pub(crate) use session_tokens::SessionTokens;
 pub(crate) use worker_tokens::{JoinAddress, WorkerTokenStore};
 
@@ -65,6 +69,7 @@ pub(crate) struct Workers {
     /// The address at which agents of this machine reach the daemon, set once it listens.
     daemon_address: OnceLock<String>,
     session_tokens: SessionTokens,
+    sandboxes: Sandboxes,
     keys: WorkerKeys,
     reach_timeout: Duration,
     live: Mutex<HashMap<SessionId, LiveWorker>>,
@@ -112,8 +117,9 @@ impl Workers {
         exe: PathBuf,
         agents: LocalAgents,
         timeouts: WorkerTimeouts,
+        sandbox: SandboxDefaults,
     ) -> Result<Self, HomeError> {
-        let keys = WorkerKeys(home.worker_key()?);
+        let keys = WorkerKeys::of_home(home)?;
         let hosts = LocalHosts::new(home, exe, keys.clone(), timeouts);
         let tokens = Arc::new(WorkerTokenStore::open(home, keys.clone())?);
         let joined =
@@ -126,6 +132,7 @@ impl Workers {
             join_address: OnceLock::new(),
             daemon_address: OnceLock::new(),
             session_tokens: SessionTokens::of(home),
+            sandboxes: Sandboxes::new(home, sandbox),
             keys,
             reach_timeout: timeouts.reach,
             live: Mutex::default(),
@@ -206,6 +213,15 @@ impl Workers {
         RemoteAgentName::parse(name).filter(|_| !qd_catalog::is_self_describing(name))
     }
 
+    /// The patterns of the variables that decide which login an agent uses. An agent on another machine is taken for the
+    /// one that has its name here.
+    pub(crate) fn login_variables(&self, name: &str, project: &Path) -> Vec<String> {
+        match self.remote_agent(name) {
+            None => self.agents.login_variables(name, project),
+            Some(remote) => self.agents.login_variables(&remote.agent, project),
+        }
+    }
+
     /// How long an idle agent is kept before it is stopped; `None` if it never is, because its conversation could not
     /// be resumed.
     pub(crate) fn idle_timeout(&self, name: &str, project: &Path, setting: IdleSetting) -> Option<Duration> {
@@ -255,12 +271,13 @@ impl Workers {
         }
     }
 
-    /// Completes the spec that an agent is started with: mark, prices, silence, manifest, and the tools of `qd mcp` if `tools`
+    /// Completes the spec that an agent is started with: mark, prices, silence, limits, manifest, and the tools of `qd mcp` if `tools`
     /// is set and the agent can take them.
     pub(crate) fn complete_spec(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
         spec.prices = self.agents.prices().clone();
         spec.silence = self.agents.silence();
+        spec.limits = Some(Box::new(self.agents.limits()));
         match self.remote_agent(&spec.agent) {
             // The other machine decides how its agent is started.
             Some(RemoteAgentName { agent, .. }) => spec.agent = agent,
@@ -445,6 +462,9 @@ impl Workers {
     }
 
     fn trace_ancestry(&self, pid: u32) -> CallerAncestry {
+        if let Some(session) = self.session_of_sandbox(pid) {
+            return CallerAncestry::Agent(session);
+        }
         let mut ancestry = CallerAncestry::Unrelated;
         for ancestor in procfs::ancestry(pid) {
             let Some(ancestor) = ancestor else { return CallerAncestry::Unknown };
@@ -463,11 +483,25 @@ impl Workers {
                 ancestry = CallerAncestry::Unknown;
             }
             // The ancestor may be a worker that has not connected yet, or the keeper of a dead worker.
-            if ["__keeper", "__worker"].iter().any(|part| procfs::is_started_as(ancestor, part)) {
+            if hosts_agents(ancestor) {
                 ancestry = CallerAncestry::Unknown;
             }
         }
         ancestry
+    }
+
+    /// The session in whose sandbox a process is, by its PID namespace or one around that. No process can leave the
+    /// namespace that it was started in, so neither a lost parent nor an empty environment hides where it belongs.
+    fn session_of_sandbox(&self, pid: u32) -> Option<SessionId> {
+        let sandbox = *pid_namespaces_below_ours(pid).ok()?.last()?;
+        let holds_sandbox = |worker: u32| {
+            let mut started = procfs::children(worker).into_iter().flat_map(procfs::children);
+            started.any(|process| {
+                procfs::is_started_as(process, SANDBOX_COMMAND)
+                    && PidNamespaceId::of_process(process).is_ok_and(|id| id == sandbox)
+            })
+        };
+        self.session_of(|live| !live.is_remote && live.pid.is_some_and(holds_sandbox))
     }
 
     fn session_of(&self, which: impl Fn(&LiveWorker) -> bool) -> Option<SessionId> {
@@ -508,19 +542,23 @@ fn host_file(dir: &Path, worker: &WorkerId) -> PathBuf {
     dir.join(format!("{worker}.at"))
 }
 
-/// The processes below a worker, without its keepers.
+/// The processes below a worker, without its keepers and the first processes of their sandboxes.
 fn processes_below(worker: u32) -> Vec<qd_protocol::api::ProcessSummary> {
-    let all = procfs::descendants(worker)
-        .into_iter()
-        .filter(|process| !procfs::is_started_as(process.pid, "__keeper"));
+    let all = procfs::descendants(worker).into_iter().filter(|process| {
+        !["__keeper", SANDBOX_COMMAND].iter().any(|part| procfs::is_started_as(process.pid, part))
+    });
     all.map(|process| qd_protocol::api::ProcessSummary { pid: process.pid, name: process.name }).collect()
 }
 
 /// The key that secrets are derived from. Derived secrets are not stored, so none can be lost or left over.
 #[derive(Debug, Clone)]
-struct WorkerKeys(SecretToken);
+pub(crate) struct WorkerKeys(SecretToken);
 
 impl WorkerKeys {
+    pub(crate) fn of_home(home: &DaemonHome) -> Result<Self, HomeError> {
+        Ok(Self(home.worker_key()?))
+    }
+
     /// The secret with which a host process and this home authenticate to each other.
     fn secret(&self, host: &str) -> Secret {
         Secret(self.derive("secret", host))
@@ -538,7 +576,8 @@ impl WorkerKeys {
         (self.mark(&worker) == mark).then_some(worker)
     }
 
-    fn derive(&self, purpose: &str, name: &str) -> String {
+    /// A secret for a purpose, from which no other one follows.
+    pub(crate) fn derive(&self, purpose: &str, name: &str) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.0.expose().as_bytes())
             .expect("HMAC takes a key of any length");
         mac.update(purpose.as_bytes());

@@ -1,23 +1,20 @@
-//! The tokens with which processes on other machines join. The home stores a hash of each and never the token itself.
-//! The guard decides what a token may do; the caller that revokes one also ends its connections.
+//! The tokens with which processes on other machines join. Each is bound to labels and perhaps to agents. The guard
+//! decides what a token may do; the caller that revokes one also ends its connections.
 
-use std::fmt;
-use std::io::{self, Read};
-use std::path::PathBuf;
-
-use parking_lot::{Mutex, MutexGuard};
-use qd_home::{DaemonHome, HomeError, open_private, replace_file};
-use qd_protocol::api::WorkerToken;
-use qd_protocol::{Millis, TokenId};
+use qd_home::{DaemonHome, HomeError};
+use qd_protocol::TokenId;
+use qd_protocol::api::{NewWorkerToken, WorkerToken};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 
 use super::WorkerKeys;
+use super::joined_workers::{LABEL_CHARS_MAX, is_label_char};
 use crate::random;
+use crate::token_store::{StoredToken, TokenStore};
 
 /// The prefix of worker tokens, by which people and secret scanners recognize one.
 const PREFIX: &str = "qdw_";
+/// The characters of a token's id in the label of a machine whose token has no usable name.
+const SHORT_ID_CHARS: usize = 6;
 
 /// The address at which a worker on another machine reaches this daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,62 +26,46 @@ pub(crate) struct JoinAddress {
 }
 
 /// All worker tokens of a home. Methods that change them block on the disk.
+#[derive(Debug)]
 pub(crate) struct WorkerTokenStore {
-    path: PathBuf,
     keys: WorkerKeys,
-    tokens: Mutex<Vec<StoredWorkerToken>>,
-    /// Held while the file is written, so that the file always has the latest change.
-    writing: Mutex<()>,
+    tokens: TokenStore<WorkerGrant>,
 }
 
-/// A token as stored on disk.
+/// What the process that holds a worker token may be, as stored on disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct StoredWorkerToken {
-    id: TokenId,
-    name: Option<String>,
-    created_at: Millis,
-    last_used_at: Option<Millis>,
-    sha256: WorkerTokenHash,
+struct WorkerGrant {
+    /// Absent in a token of an earlier release, which allows any label.
+    #[serde(default)]
+    labels: Option<Vec<String>>,
+    /// Absent if the token allows any agent.
+    #[serde(default)]
+    agents: Option<Vec<String>>,
 }
 
-impl StoredWorkerToken {
-    /// The fields that may be shown.
-    fn view(&self) -> WorkerToken {
-        let Self { id, name, created_at, last_used_at, .. } = self.clone();
-        WorkerToken { id, name, created_at, last_used_at }
-    }
+/// The fields that may be shown.
+fn view(token: StoredToken<WorkerGrant>) -> WorkerToken {
+    let StoredToken { id, name, created_at, last_used_at, grant: WorkerGrant { labels, agents }, .. } = token;
+    WorkerToken { id, name, created_at, last_used_at, labels, agents }
 }
-
-/// A SHA-256 hash, in hexadecimal on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct WorkerTokenHash([u8; 32]);
 
 impl WorkerTokenStore {
     /// Loads the tokens of the home.
     pub(super) fn open(home: &DaemonHome, keys: WorkerKeys) -> Result<Self, HomeError> {
-        let path = home.worker_tokens();
-        let stored = match open_private(&path) {
-            Ok(mut file) => {
-                let mut text = Vec::new();
-                let read = file.read_to_end(&mut text);
-                read.map_err(|source| HomeError::Io { action: "read", path: path.clone(), source })?;
-                serde_json::from_slice(&text)
-                    .map_err(|source| HomeError::BadTokens { path: path.clone(), source })?
-            }
-            Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        Ok(Self { path, keys, tokens: Mutex::new(stored), writing: Mutex::default() })
+        Ok(Self { keys, tokens: TokenStore::open(&home.worker_tokens())? })
     }
 
-    /// Creates a token. It is valid once this returns.
-    pub(crate) fn create(&self, name: Option<String>) -> Result<WorkerToken, HomeError> {
+    /// Creates a token. It is valid once this returns. Without labels it is bound to one that is made from its name.
+    pub(crate) fn create(&self, new: NewWorkerToken) -> Result<WorkerToken, HomeError> {
         let id = TokenId::from_random(&random::bytes::<16>());
-        let sha256 = WorkerTokenHash(Sha256::digest(self.derive_token(&id)).into());
-        let token = StoredWorkerToken { id, name, created_at: Millis::now(), last_used_at: None, sha256 };
-        let view = token.view();
-        self.update(|tokens| tokens.push(token))?;
-        Ok(view)
+        let NewWorkerToken { name, mut labels, agents } = new;
+        if labels.is_empty() {
+            labels.push(label_of(name.as_deref(), &id));
+        }
+        let agents = Some(agents).filter(|agents| !agents.is_empty());
+        let grant = WorkerGrant { labels: Some(labels), agents };
+        let token = self.derive_token(&id);
+        self.tokens.add(id, name, &token, grant).map(view)
     }
 
     /// The token with this id, for the one response that shows it. It is derived and never stored: a repeat of the
@@ -95,86 +76,45 @@ impl WorkerTokenStore {
 
     /// All tokens, oldest first.
     pub(crate) fn list(&self) -> Vec<WorkerToken> {
-        self.lock().iter().map(StoredWorkerToken::view).collect()
+        self.tokens.list().into_iter().map(view).collect()
     }
 
-    /// Revokes a token. Returns false if there is none with this id.
-    pub(crate) fn revoke(&self, id: &TokenId) -> Result<bool, HomeError> {
-        self.update(|tokens| {
-            let before = tokens.len();
-            tokens.retain(|token| token.id != *id);
-            tokens.len() < before
-        })
+    /// Revokes a token and returns it, if there is one with this id.
+    pub(crate) fn revoke(&self, id: &TokenId) -> Result<Option<WorkerToken>, HomeError> {
+        Ok(self.tokens.remove(id)?.map(view))
     }
 
     /// Records that a worker joined with this token.
     pub(crate) fn mark_used(&self, id: &TokenId) -> Result<(), HomeError> {
-        self.update(|tokens| {
-            if let Some(token) = tokens.iter_mut().find(|token| token.id == *id) {
-                token.last_used_at = Some(Millis::now());
-            }
-        })
+        self.tokens.mark_used(id)
     }
 
-    /// Whether this token still exists.
-    pub(crate) fn is_valid(&self, id: &TokenId) -> bool {
-        self.lock().iter().any(|token| token.id == *id)
+    /// The token with this id, if it still exists.
+    pub(crate) fn find(&self, id: &TokenId) -> Option<WorkerToken> {
+        self.tokens.find(id).map(view)
     }
 
-    /// The token with this hash. All tokens are compared, each in constant time, so the response time reveals nothing.
+    /// The token with this hash.
     pub(crate) fn token_of_hash(&self, sha256: &[u8; 32]) -> Option<TokenId> {
-        let mut found = None;
-        for token in self.lock().iter() {
-            if bool::from(token.sha256.0.ct_eq(sha256)) {
-                found = Some(token.id.clone());
-            }
-        }
-        found
-    }
-
-    /// Writes the change to disk first, then applies it in memory.
-    fn update<T>(&self, change: impl FnOnce(&mut Vec<StoredWorkerToken>) -> T) -> Result<T, HomeError> {
-        let _one_at_a_time = self.writing.lock();
-        let mut next = self.lock().clone();
-        let result = change(&mut next);
-        let text = serde_json::to_vec_pretty(&next)
-            .map_err(|source| HomeError::BadTokens { path: self.path.clone(), source })?;
-        replace_file(&self.path, &text)?;
-        *self.lock() = next;
-        Ok(result)
-    }
-
-    /// Every change under the lock is one assignment, so a panic leaves the list whole.
-    fn lock(&self) -> MutexGuard<'_, Vec<StoredWorkerToken>> {
-        self.tokens.lock()
+        self.tokens.find_by_hash(sha256).map(|token| token.id)
     }
 }
 
-impl fmt::Debug for WorkerTokenStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("path", &self.path).finish_non_exhaustive()
+/// The label for the machine of a token: its name with unsuitable characters replaced, else the start of its id.
+fn label_of(name: Option<&str>, id: &TokenId) -> String {
+    let fit = |c: char| if is_label_char(c) { c } else { '-' };
+    let label: String = name.unwrap_or_default().trim().chars().map(fit).take(LABEL_CHARS_MAX).collect();
+    if label.chars().any(|c| c.is_ascii_alphanumeric()) {
+        return label;
     }
-}
-
-impl Serialize for WorkerTokenHash {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&hex::encode(self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for WorkerTokenHash {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let mut bytes = [0; 32];
-        hex::decode_to_slice(text, &mut bytes)
-            .map_err(|_| serde::de::Error::custom("a SHA-256 is 64 hexadecimal digits"))?;
-        Ok(Self(bytes))
-    }
+    id.as_str().trim_start_matches(TokenId::PREFIX).chars().take(SHORT_ID_CHARS).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use sha2::{Digest, Sha256};
 
     use super::*;
     use crate::temporary_home::temporary_home;
@@ -187,12 +127,45 @@ mod tests {
         tokens.token_of_hash(&Sha256::digest(text).into())
     }
 
+    fn named(name: Option<&str>) -> NewWorkerToken {
+        NewWorkerToken { name: name.map(str::to_owned), ..NewWorkerToken::default() }
+    }
+
+    #[test]
+    fn a_token_is_bound_to_its_labels_else_to_one_made_from_its_name_or_id() {
+        let (_folder, home) = temporary_home();
+        let tokens = open(&home);
+        let labels = |new: NewWorkerToken| tokens.create(new).unwrap().labels.unwrap();
+        assert_eq!(labels(named(Some("box_1.lan"))), ["box_1.lan"]);
+        assert_eq!(labels(named(Some("my big box"))), ["my-big-box"]);
+        let gpu = NewWorkerToken { labels: vec!["gpu".to_owned()], ..named(Some("box")) };
+        assert_eq!(labels(gpu), ["gpu"]);
+        for name in [None, Some("  "), Some("\u{2026}")] {
+            let token = tokens.create(named(name)).unwrap();
+            let start = token.id.as_str().trim_start_matches(TokenId::PREFIX)[..SHORT_ID_CHARS].to_owned();
+            assert_eq!(token.labels, Some(vec![start]), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_an_earlier_release_allows_any_label() {
+        let (_folder, home) = temporary_home();
+        let token = open(&home).create(named(Some("box"))).unwrap();
+        let text = std::fs::read_to_string(home.worker_tokens()).unwrap();
+        let mut stored: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let fields = stored[0].as_object_mut().unwrap();
+        fields.remove("labels");
+        fields.remove("agents");
+        std::fs::write(home.worker_tokens(), stored.to_string()).unwrap();
+        assert_eq!(open(&home).list(), [WorkerToken { labels: None, ..token }]);
+    }
+
     #[test]
     fn a_token_is_known_by_its_hash_alone_and_the_next_daemon_knows_it_too() {
         let (_folder, home) = temporary_home();
         let tokens = open(&home);
-        let token = tokens.create(Some("box".to_owned())).unwrap();
-        let other = tokens.create(None).unwrap();
+        let token = tokens.create(named(Some("box"))).unwrap();
+        let other = tokens.create(named(None)).unwrap();
         let text = tokens.derive_token(&token.id);
         assert!(text.starts_with(PREFIX) && text != tokens.derive_token(&other.id));
         assert_eq!(bearer(&tokens, &text), Some(token.id.clone()));
@@ -209,11 +182,11 @@ mod tests {
     fn a_revoked_token_is_known_to_nobody_any_more() {
         let (_folder, home) = temporary_home();
         let tokens = open(&home);
-        let token = tokens.create(None).unwrap();
+        let token = tokens.create(named(None)).unwrap();
         tokens.mark_used(&token.id).unwrap();
         assert!(tokens.list()[0].last_used_at.is_some());
-        assert!(tokens.revoke(&token.id).unwrap());
-        assert!(!tokens.revoke(&token.id).unwrap() && !tokens.is_valid(&token.id));
+        assert!(tokens.revoke(&token.id).unwrap().is_some());
+        assert!(tokens.revoke(&token.id).unwrap().is_none() && tokens.find(&token.id).is_none());
         assert_eq!(bearer(&tokens, &tokens.derive_token(&token.id)), None);
         assert!(open(&home).list().is_empty());
     }

@@ -9,7 +9,7 @@ use qd_protocol::api::Session;
 use qd_protocol::limits::OVERLAP_WORKTREES_MAX;
 use qd_protocol::worktree::{DiffFile, Overlap, Worktree, WorktreeStatus};
 use qd_protocol::{ApiError, SessionId};
-use qd_worktree::{GitWorktree, StopFlag, overlap, remove, summary};
+use qd_worktree::{GitRecords, GitWorktree, StopFlag, WorktreeError, overlap, summary};
 
 use super::{BRANCH_PREFIX, worktree_refused};
 use crate::daemon::{Daemon, read_failed};
@@ -35,14 +35,16 @@ impl Daemon {
         for (id, path) in names {
             known.push((id.clone(), self.session_of_worktree(&id).await?, path));
         }
-        self.run_blocking(StopFlag::default(), move |stop| inspect_worktrees(known, inspection, stop)).await?
+        let records = self.git_records();
+        let inspect = move |stop: &StopFlag| inspect_worktrees(known, &records, inspection, stop);
+        self.run_blocking(StopFlag::default(), inspect).await?
     }
 
     /// The session that a worktree was made for, unless it was purged.
     pub(super) async fn session_of_worktree(&self, id: &SessionId) -> Result<Option<Session>, ApiError> {
         let Some(row) = self.journal.session(id).await.map_err(read_failed)? else { return Ok(None) };
         let doc: Option<SessionDoc> = serde_json::from_slice(&row.doc).ok();
-        Ok(doc.map(|doc| doc.view(self.is_halted())))
+        Ok(doc.map(|doc| self.view_session(doc)))
     }
 
     /// Other worktrees that changed the same lines as this session's.
@@ -74,28 +76,30 @@ fn session_worktrees(root: &Path) -> Vec<(SessionId, PathBuf)> {
 
 fn inspect_worktrees(
     known: Vec<(SessionId, Option<Session>, PathBuf)>,
+    records: &GitRecords,
     inspection: WorktreeInspection,
     stop: &StopFlag,
 ) -> Result<Vec<Worktree>, ApiError> {
     let mut worktrees = Vec::with_capacity(known.len());
     let mut changed: BTreeMap<PathBuf, Vec<(usize, GitWorktree)>> = BTreeMap::new();
     for (id, session, path) in known {
-        let tree = match GitWorktree::open(&path, stop) {
-            Err(qd_worktree::WorktreeError::Stopped) => {
-                return Err(worktree_refused(qd_worktree::WorktreeError::Stopped));
-            }
-            tree => tree.ok(),
+        let (tree, problem) = match GitWorktree::open(&path, records, stop) {
+            Ok(tree) => (Some(tree), None),
+            Err(WorktreeError::Stopped) => return Err(worktree_refused(WorktreeError::Stopped)),
+            Err(WorktreeError::NoWorktree(_)) => (None, None),
+            Err(error) => (None, Some(error.to_string())),
         };
         let mut worktree = Worktree {
             workspace_id: session.as_ref().map(|session| session.workspace_id.clone()),
             title: session.as_ref().and_then(|session| session.title.clone()),
             session_state: session.as_ref().map(|session| session.state),
             path: path.display().to_string(),
-            repository: remove::repository_of(&path, stop).map(|top| top.display().to_string()),
+            repository: tree.as_ref().map(|tree| tree.repository_top().display().to_string()),
             branch: format!("{BRANCH_PREFIX}{id}"),
             base: None,
             target: None,
             state: WorktreeStatus::Unknown,
+            problem,
             changed_files: 0,
             ahead: 0,
             added: None,
@@ -107,16 +111,19 @@ fn inspect_worktrees(
         if let Some(tree) = tree {
             worktree.base = Some(tree.record.base.clone());
             worktree.target.clone_from(&tree.record.target);
-            if let Ok(summary) = tree.summarize() {
-                (worktree.state, worktree.changed_files, worktree.ahead) =
-                    (summary.state, summary.changed_files, summary.ahead);
+            match tree.summarize() {
+                Ok(summary) => {
+                    (worktree.state, worktree.changed_files, worktree.ahead) =
+                        (summary.state, summary.changed_files, summary.ahead);
+                }
+                Err(error) => worktree.problem = Some(error.to_string()),
             }
             let is_changed = matches!(worktree.state, WorktreeStatus::Dirty | WorktreeStatus::Ahead);
             if inspection.lines && is_changed {
                 (worktree.added, worktree.removed) = count_changed_lines(&tree).unzip();
             }
             if inspection.overlaps && is_changed {
-                changed.entry(tree.common_dir.clone()).or_default().push((worktrees.len(), tree));
+                changed.entry(tree.record.common_dir.clone()).or_default().push((worktrees.len(), tree));
             }
         }
         worktrees.push(worktree);

@@ -16,7 +16,8 @@ use qd_keeper::MARK_VARIABLE;
 use qd_protocol::event::{RunError, SessionWorktree};
 use qd_protocol::{ApiError, ErrorCode, SessionId};
 use qd_worktree::{
-    GitWorktree, Repository, StopFlag, WorktreeError, WorktreeOrigin, WorktreePlan, hooks, ignored_files,
+    GitRecords, GitWorktree, Repository, StopFlag, WorktreeError, WorktreeOrigin, WorktreePlan, hooks,
+    ignored_files,
 };
 
 use crate::daemon::{Daemon, stopping_error};
@@ -66,6 +67,13 @@ pub(crate) struct WorktreeSetupRequest {
 }
 
 impl Daemon {
+    /// Our records about worktrees and their repositories.
+    fn git_records(&self) -> GitRecords {
+        let folder = self.home.git();
+        // Git does not run in our working directory, so the path must be absolute.
+        GitRecords::in_folder(&folder.canonicalize().unwrap_or(folder))
+    }
+
     /// Where the worktrees of a workspace's sessions start from: a branch, or the commit that is checked out now.
     pub(crate) async fn worktree_layout(
         &self,
@@ -73,12 +81,12 @@ impl Daemon {
         base_branch: Option<&str>,
     ) -> Result<WorktreeLayout, ApiError> {
         let (dir, base) = (workspace.path.clone(), base_branch.map(str::to_owned));
-        let root = self.home.worktrees();
+        let (root, records) = (self.home.worktrees(), self.git_records());
         let inspect = move |stop: &StopFlag| {
             if !dir.is_dir() {
                 return Err(path_not_found(&dir));
             }
-            let origin = Repository::of(&dir, stop)
+            let origin = Repository::of(&dir, &records, stop)
                 .and_then(|repository| repository.worktree_origin(base.as_deref(), stop));
             let origin = origin.map_err(worktree_refused)?;
             let root = root.canonicalize().map_err(|error| {
@@ -104,12 +112,16 @@ impl Daemon {
         let failed = |error: &dyn std::fmt::Display| RunError::new("worktree_failed", error.to_string());
         let plan = worktree_plan(&request.worktree);
         let mark = request.mark.clone();
-        let top = plan.repository.clone();
-        let repository = self.run_blocking(stop.clone(), move |stop| Repository::of(&top, stop)).await;
+        let (top, records) = (plan.repository.clone(), self.git_records());
+        let find_repository = {
+            let records = records.clone();
+            move |stop: &StopFlag| Repository::of(&top, &records, stop)
+        };
+        let repository = self.run_blocking(stop.clone(), find_repository).await;
         let repository = repository.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         let created = {
             let _one_at_a_time = self.key_locks.lock(repository_key(&repository.common_dir)).await;
-            let create = move |stop: &StopFlag| plan.create(Some((MARK_VARIABLE, &mark)), stop);
+            let create = move |stop: &StopFlag| plan.create(&records, Some((MARK_VARIABLE, &mark)), stop);
             self.run_blocking(stop.clone(), create).await.map_err(|error| failed(&error))?
         };
         let tree = created.map_err(|error| failed(&error))?;
@@ -120,7 +132,7 @@ impl Daemon {
                 .map_err(|error| failed(&error))?;
         }
         let project = self.workers.agents().project_setup(&request.project);
-        let set_up = move |stop: &StopFlag| set_up(tree, &request, project, stop);
+        let set_up = move |stop: &StopFlag| set_up(tree, &request, &repository, project, stop);
         self.run_blocking(stop, set_up).await.map_err(|error| failed(&error))?
     }
 
@@ -182,6 +194,7 @@ fn worktree_plan(worktree: &SessionWorktree) -> WorktreePlan {
 fn set_up(
     mut tree: GitWorktree,
     request: &WorktreeSetupRequest,
+    checkout: &Repository,
     project_file: ProjectFileStatus,
     stop: &StopFlag,
 ) -> Result<Vec<String>, RunError> {
@@ -208,7 +221,7 @@ fn set_up(
         }
         ProjectFileStatus::Invalid(reason) => return Err(failed("setup_failed", &reason)),
     };
-    let copied = ignored_files::copy_ignored_files(&settings.bring, Path::new(repository), &tree.path, stop)
+    let copied = ignored_files::copy_ignored_files(&settings.bring, checkout, &tree.path, stop)
         .map_err(|error| failed("setup_failed", &error))?;
     if !copied.files.is_empty() {
         notices.push(format!("copied ignored files: {}", joined_names(&copied.files, ", ")));
@@ -273,10 +286,13 @@ fn worktree_refused(error: WorktreeError) -> ApiError {
         | WorktreeError::BadPath(_)
         | WorktreeError::BadPattern { .. } => ErrorCode::InvalidValue,
         WorktreeError::NoWorktree(_) => ErrorCode::NoWorktree,
+        WorktreeError::Changed { .. } | WorktreeError::IndexLeadsOut { .. } => ErrorCode::WorktreeChanged,
         WorktreeError::Conflicts { .. } => ErrorCode::MergeConflict,
         WorktreeError::Unmerged { .. } => ErrorCode::UnmergedWork,
         WorktreeError::Stopped => return stopping_error(),
         WorktreeError::NoGit(_)
+        | WorktreeError::OtherWorkTree { .. }
+        | WorktreeError::UnknownExtension { .. }
         | WorktreeError::PathOccupied { .. }
         | WorktreeError::BranchInUse { .. }
         | WorktreeError::NoIdentity
@@ -302,6 +318,10 @@ fn worktree_refused(error: WorktreeError) -> ApiError {
             .with_detail("state", state.as_str())
             .with_detail("changed_files", changed_files)
             .with_detail("ahead", ahead),
+        WorktreeError::Changed { file, found, expected, .. } => api_error
+            .with_detail("file", file.display().to_string())
+            .with_detail("found", found)
+            .with_detail("expected", expected.display().to_string()),
         _ => api_error,
     }
 }

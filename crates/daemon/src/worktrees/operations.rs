@@ -9,7 +9,7 @@ use qd_protocol::api::{Session, SessionStatus};
 use qd_protocol::worktree::{MergeRequest, MergeResult, RemovedWorktree, WorktreeDiff};
 use qd_protocol::{ApiError, ErrorCode, SessionId};
 use qd_worktree::merge::MergeOptions;
-use qd_worktree::{GitWorktree, StopFlag, WorktreeError, hooks, remove};
+use qd_worktree::{GitRecords, GitWorktree, StopFlag, WorktreeError, hooks, remove};
 
 use super::{hook_env, repository_key, worktree_key, worktree_refused};
 use crate::daemon::Daemon;
@@ -24,8 +24,8 @@ impl Daemon {
         session: &Session,
         patch: bool,
     ) -> Result<WorktreeDiff, ApiError> {
-        let path = worktree_path(session)?;
-        let diff = move |stop: &StopFlag| GitWorktree::open(&path, stop)?.diff(patch);
+        let (path, records) = (worktree_path(session)?, self.git_records());
+        let diff = move |stop: &StopFlag| GitWorktree::open(&path, &records, stop)?.diff(patch);
         self.run_blocking(StopFlag::default(), diff).await?.map_err(worktree_refused)
     }
 
@@ -44,11 +44,13 @@ impl Daemon {
             );
         }
         let overlaps = self.overlaps_of(&session.id).await?;
-        let open_path = path.clone();
-        let tree =
-            self.run_blocking(StopFlag::default(), move |stop| GitWorktree::open(&open_path, stop)).await?;
-        let tree = tree.map_err(worktree_refused)?;
-        let _one_at_a_time = self.key_locks.lock(repository_key(&tree.common_dir)).await;
+        let records = self.git_records();
+        let open = {
+            let (path, records) = (path.clone(), records.clone());
+            move |stop: &StopFlag| GitWorktree::open(&path, &records, stop)
+        };
+        let tree = self.run_blocking(StopFlag::default(), open).await?.map_err(worktree_refused)?;
+        let _one_at_a_time = self.key_locks.lock(repository_key(&tree.record.common_dir)).await;
         let message = match &request.message {
             Some(message) if message.trim().is_empty() || message.contains('\0') => {
                 return Err(ApiError::new(
@@ -63,7 +65,7 @@ impl Daemon {
         let work = move |stop: &StopFlag| {
             let into = request.into.as_deref();
             let merge = MergeOptions { into, squash: request.squash, message: &message, scratch: &scratch };
-            GitWorktree::open(&path, stop)?.merge(&merge)
+            GitWorktree::open(&path, &records, stop)?.merge(&merge)
         };
         let merged = self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
         Ok(MergeResult {
@@ -94,8 +96,8 @@ impl Daemon {
             Some(workspace) => self.workers.agents().project_setup(&workspace.path),
             None => ProjectFileStatus::Absent,
         };
-        let name = id.clone();
-        let work = move |stop: &StopFlag| remove_checked(path, &name, &project_file, force, stop);
+        let (name, records) = (id.clone(), self.git_records());
+        let work = move |stop: &StopFlag| remove_checked(path, &records, &name, &project_file, force, stop);
         let (path, kept_branch) =
             self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
         Ok(RemovedWorktree { session_id: id.clone(), path: path.display().to_string(), kept_branch })
@@ -111,6 +113,7 @@ impl Daemon {
 
 fn remove_checked(
     path: PathBuf,
+    records: &GitRecords,
     id: &SessionId,
     project_file: &ProjectFileStatus,
     force: bool,
@@ -120,18 +123,24 @@ fn remove_checked(
         return Err(WorktreeError::NoWorktree(path));
     }
     let path = path.canonicalize().unwrap_or(path);
-    let tree = match GitWorktree::open(&path, stop) {
+    let opened = match force {
+        true => GitWorktree::open_recorded(&path, records, stop),
+        false => GitWorktree::open(&path, records, stop),
+    };
+    let tree = match opened {
         Ok(tree) => tree,
         Err(WorktreeError::NoWorktree(_)) => {
-            remove::remove_unknown(&path, force)?;
+            remove::remove_unknown(&path, records, force)?;
             return Ok((path, None));
         }
         Err(error) => return Err(error),
     };
-    tree.check_removal(force)?;
+    if !force {
+        tree.check_removal()?;
+    }
     if let ProjectFileStatus::Trusted(project) = project_file {
-        let repository = remove::repository_of(&path, stop).unwrap_or_default();
-        let (worktree, repository) = (path.display().to_string(), repository.display().to_string());
+        let repository = tree.repository_top().display().to_string();
+        let worktree = path.display().to_string();
         let env = hook_env(id.as_str(), &worktree, &repository);
         match hooks::run(&project.worktree.teardown, &path, &env, stop) {
             Err(error) if !force => return Err(error),

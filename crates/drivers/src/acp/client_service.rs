@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use qd_keeper::KeeperHandle;
+use qd_protocol::worker::HOST_PID_METHOD;
 use serde_json::{Value, json};
 
 use super::files::{AcpFileService, AcpServiceResponse};
@@ -113,7 +114,9 @@ impl AcpClientService {
         method: &str,
         params: &Value,
     ) -> AcpRequestHandling {
-        if ReadTextFileRequest::matches_method(method) {
+        if method == HOST_PID_METHOD {
+            AcpRequestHandling::Responded(self.terminals.find_host_pid(params))
+        } else if ReadTextFileRequest::matches_method(method) {
             parse_operation(method, params, AcpClientOperation::Read)
         } else if WriteTextFileRequest::matches_method(method) {
             parse_operation(method, params, AcpClientOperation::Write)

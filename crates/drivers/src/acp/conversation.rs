@@ -4,9 +4,11 @@
 //! Only the types of the `agent-client-protocol` crate are used on this side, not its connection: its queues are
 //! unbounded by design, and it answers lines that are not messages.
 
+use std::collections::VecDeque;
+
 use agent_client_protocol::v1::schema::{
     CancelNotification, CancelRequestNotification, CreateElicitationRequest, PromptCapabilities,
-    RequestPermissionRequest, SessionId, SessionNotification, SessionUpdate,
+    PromptRequest, RequestPermissionRequest, SessionId, SessionNotification, SessionUpdate,
 };
 use agent_client_protocol::{
     Error, ErrorCode, JsonRpcMessage, RawJsonRpcId, RawJsonRpcMessage, RawJsonRpcNotification,
@@ -14,6 +16,7 @@ use agent_client_protocol::{
 };
 use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
+use qd_protocol::event::RunError;
 use qd_protocol::link::{TurnOutcome, TurnUpdate};
 use qd_protocol::manifest::{QuestionMethod, RefusalRule, SteerMethod};
 use qd_protocol::worker::META_KEY;
@@ -24,14 +27,16 @@ use super::asks::{AcpApprovalRequest, AcpAsk, AcpAskOutcome};
 use super::client_service::{AcpClientOperation, AcpClientService, AcpRequestHandling};
 use super::connection::AcpConnection;
 use super::event_decoder::AcpEventDecoder;
-use super::handshake::AcpHandshakeResult;
+use super::handshake::{AcpHandshakeResult, error_text};
 use super::prompt_content;
+use super::settings_guard::{AcpSettingRequest, AcpSettingsGuard};
 use super::tool_calls::AcpToolPermission;
-use super::turn::AcpTurn;
+use super::turn::{AcpPendingPrompt, AcpTurn};
 use super::turn_end::turn_outcome;
 use crate::emit::{
     EmitFuture, emit_late, emit_late_and_notices, left_out_notice, new_conversation_notice, wait_for_emit,
 };
+use crate::mode_guard::MODE_UNAVAILABLE;
 use crate::stdio_agent::StdioConversation;
 use crate::tool_gateway::ToolGateway;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
@@ -47,6 +52,11 @@ pub(crate) struct AcpConversation<R, W> {
     prompt_capabilities: PromptCapabilities,
     service: AcpClientService,
     decoder: AcpEventDecoder,
+    guard: AcpSettingsGuard,
+    /// Whether the last prompt was a command of the agent's own, which may have changed its settings.
+    was_command: bool,
+    /// Requests that change a setting back, unanswered.
+    pending_settings: Vec<(RawJsonRpcId, AcpSettingRequest)>,
     /// The run that output between turns belongs to.
     last_run: Option<RunId>,
     /// Output between turns that is being sent. Kept here so that it is not lost when the next turn begins.
@@ -78,6 +88,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             prompt_capabilities: handshake.capabilities.prompt_capabilities,
             service,
             decoder: handshake.decoder,
+            guard: handshake.guard,
+            was_command: false,
+            pending_settings: Vec::new(),
             last_run: None,
             late_output: None,
             first_notice: handshake.resume_failure.map(new_conversation_notice),
@@ -118,17 +131,26 @@ where
         let (mut request, left_out) =
             prompt_content::prompt_request(self.session.clone(), &self.prompt_capabilities, prompt, &reasons);
         prompt_content::escape_first_text(&mut request, |text| self.decoder.escape_unknown_command(text));
-        let mut open_turn = AcpTurn::new(turn, self.connection.request(&request));
-        open_turn.prompt_to_repeat = std::mem::take(&mut self.cancel_crossed_end).then_some(request);
+        let mut open_turn = AcpTurn::new(turn);
+        let after_command =
+            std::mem::replace(&mut self.was_command, prompt.text.trim_start().starts_with('/'));
+        match self.guard.requests_before_turn(prompt.mode.as_deref(), after_command) {
+            Ok(settings) => self.send_settings_and_prompt(&mut open_turn, settings, request),
+            Err(error) => return Ok(Some(TurnOutcome::failed(error))),
+        }
         let notices =
             self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
         open_turn.state.emitting =
             Some(Box::pin(emit_late_and_notices(turn, self.late_output.take(), notices)));
         loop {
             let (cancellable, listening) = (!open_turn.cancelled, open_turn.state.is_listening());
-            let steerable = self.steers() && cancellable;
+            let steerable = self.steers() && cancellable && open_turn.prompt_after_settings.is_none();
             let message = next_message(&mut self.connection, &mut self.service, listening);
             match open_turn.state.next_event(cancellable, steerable, message).await? {
+                // The agent does not have the prompt yet.
+                TurnEvent::CancelRequested if open_turn.prompt_after_settings.is_some() => {
+                    return Ok(Some(TurnOutcome::cancelled()));
+                }
                 TurnEvent::CancelRequested => self.cancel(&mut open_turn),
                 TurnEvent::Answered(id, outcome) => self.send_ask_outcome(&mut open_turn, id, outcome),
                 TurnEvent::Steer(steer) => self.send_steer(&mut open_turn, steer).await?,
@@ -166,6 +188,23 @@ where
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
+    /// Sends the first of the requests for settings, or the prompt if there is none left.
+    fn send_settings_and_prompt(
+        &mut self,
+        open_turn: &mut AcpTurn<'_>,
+        settings: VecDeque<AcpSettingRequest>,
+        prompt: PromptRequest,
+    ) {
+        let Some(first) = settings.front() else { return self.send_prompt(open_turn, prompt) };
+        let id = self.connection.request_by_name(first.method, first.params.clone());
+        open_turn.prompt_after_settings = Some(AcpPendingPrompt { id, settings, prompt });
+    }
+
+    fn send_prompt(&mut self, open_turn: &mut AcpTurn<'_>, request: PromptRequest) {
+        open_turn.open_prompts.push(self.connection.request(&request));
+        open_turn.prompt_to_repeat = std::mem::take(&mut self.cancel_crossed_end).then_some(request);
+    }
+
     /// Asks the agent to stop and cancels everything that it waits for.
     fn cancel(&mut self, open_turn: &mut AcpTurn<'_>) {
         open_turn.mark_cancelled();
@@ -267,14 +306,25 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
                 if self.repeat_prompt(open_turn, &response) {
                     return Ok(None);
                 }
-                self.cancel_crossed_end |= open_turn.cancelled && !is_cancelled_response(&response);
+                let cancel_was_taken = is_cancelled_response(&response) && !open_turn.cancelled_again;
+                self.cancel_crossed_end |= open_turn.cancelled && !cancel_was_taken;
+                if let Some(error) = open_turn.policy_error.take() {
+                    return Ok(Some(TurnOutcome::failed(error)));
+                }
                 let by_refusal = open_turn.tool_refused && !open_turn.cancelled;
                 let outcome =
                     turn_outcome(&mut self.decoder, open_turn.state.turn, by_refusal, response).await?;
                 // Steers sent as prompts are part of the turn, so it ends with the last of them.
                 return Ok(open_turn.open_prompts.is_empty().then_some(outcome));
             }
+            RawJsonRpcMessage::Response(response) if open_turn.awaits_setting(response.id()) => {
+                return Ok(self.handle_turn_setting_response(open_turn, response));
+            }
             RawJsonRpcMessage::Response(response) => {
+                if let Some(error) = self.handle_setting_response(&response) {
+                    open_turn.policy_error = Some(error);
+                    self.cancel(open_turn);
+                }
                 if let Some(at) = open_turn.pending_steers.iter().position(|(id, _)| id == response.id()) {
                     let (_, number) = open_turn.pending_steers.swap_remove(at);
                     if steer_was_taken(&response) {
@@ -286,8 +336,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             }
             RawJsonRpcMessage::Notification(notification) => match self.parse_notification(notification) {
                 Some(AcpNotification::Update(update)) => {
-                    let updates = self.decode_update(update);
-                    if !updates.is_empty() {
+                    let updates = self.decode_and_guard(update);
+                    // How full the context is can also be reported by an agent that is just stopping.
+                    if updates.iter().any(|update| !matches!(update, TurnUpdate::Context(_))) {
                         self.cancel_again(open_turn);
                     }
                     open_turn.state.emit(updates);
@@ -329,6 +380,62 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
             open_turn.open_prompts.push(self.connection.request(&request));
         }
         is_stale
+    }
+
+    /// Goes on towards the prompt once the agent has granted a setting. Returns the outcome of the turn if it refuses.
+    fn handle_turn_setting_response(
+        &mut self,
+        open_turn: &mut AcpTurn<'_>,
+        response: RawJsonRpcResponse,
+    ) -> Option<TurnOutcome> {
+        let AcpPendingPrompt { mut settings, prompt, .. } = open_turn.prompt_after_settings.take()?;
+        let setting = settings.pop_front()?;
+        match response {
+            RawJsonRpcResponse::Result { .. } => {
+                self.guard.record_granted(&setting);
+                self.send_settings_and_prompt(open_turn, settings, prompt);
+                None
+            }
+            RawJsonRpcResponse::Error { error, .. } => {
+                let why = error_text(&error.into_acp_error());
+                let message = format!("the agent refused {}: {why}", setting.description());
+                Some(TurnOutcome::failed(RunError::new(MODE_UNAVAILABLE, message)))
+            }
+        }
+    }
+
+    /// Handles the response to a request that changes a setting back. Returns an error if the agent refuses.
+    fn handle_setting_response(&mut self, response: &RawJsonRpcResponse) -> Option<RunError> {
+        let at = self.pending_settings.iter().position(|(id, _)| id == response.id())?;
+        let (_, request) = self.pending_settings.swap_remove(at);
+        match response {
+            RawJsonRpcResponse::Result { .. } => {
+                self.guard.record_granted(&request);
+                None
+            }
+            RawJsonRpcResponse::Error { error, .. } => {
+                Some(self.guard.record_refused(&request, &error_text(&error.clone().into_acp_error())))
+            }
+        }
+    }
+
+    /// Decodes an update. Changes settings back that the agent must not have changed.
+    fn decode_and_guard(&mut self, update: SessionUpdate) -> Vec<TurnUpdate> {
+        let (mut updates, mut requests) = self.guard.judge_report(&update);
+        for update in self.decode_update(update) {
+            let (mode_updates, mode_requests) = match &update {
+                TurnUpdate::ToolFinished { name, is_error: false, .. } => self.guard.judge_tool(name),
+                _ => (Vec::new(), Vec::new()),
+            };
+            updates.push(update);
+            updates.extend(mode_updates);
+            requests.extend(mode_requests);
+        }
+        for request in requests {
+            let id = self.connection.request_by_name(request.method, request.params.clone());
+            self.pending_settings.push((id, request));
+        }
+        updates
     }
 
     fn decode_update(&mut self, update: SessionUpdate) -> Vec<TurnUpdate> {
@@ -394,10 +501,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> AcpConversation<R, W> {
     /// Handles one message between turns.
     fn handle_idle_message(&mut self, output: &AgentOutput, message: RawJsonRpcMessage) {
         match message {
-            RawJsonRpcMessage::Response(_) => {}
+            // If the agent has refused to change a setting back, the next turn fails.
+            RawJsonRpcMessage::Response(response) => drop(self.handle_setting_response(&response)),
             RawJsonRpcMessage::Notification(notification) => {
                 if let Some(AcpNotification::Update(update)) = self.parse_notification(notification) {
-                    let updates = self.decode_update(update);
+                    let updates = self.decode_and_guard(update);
                     // Before the first turn there is no run: then this is the replay of a resumed conversation.
                     if let Some(run) = self.last_run.clone().filter(|_| !updates.is_empty()) {
                         self.late_output = Some(Box::pin(emit_late(output.clone(), run, updates)));

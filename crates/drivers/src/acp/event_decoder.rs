@@ -1,16 +1,19 @@
 //! Turns an agent's session updates into turn updates, and remembers what is needed to judge how a turn ended. Nothing
 //! is truncated here; that happens last, when events are fitted to their size limit.
 
+use std::collections::BTreeSet;
+
 use agent_client_protocol::v1::schema::{
-    ContentBlock, ContentChunk, EmbeddedResourceResource, Meta, Notice, Plan, SessionUpdate, ToolCallUpdate,
-    Usage as TurnUsage,
+    CompactionStatus, ContentBlock, ContentChunk, EmbeddedResourceResource, Meta, Notice, Plan,
+    SessionUpdate, ToolCallUpdate, Usage as TurnUsage,
 };
-use qd_protocol::event::PlanEntry;
+use qd_protocol::event::{ContextUsage, PlanEntry};
 use qd_protocol::link::TurnUpdate;
 use qd_protocol::manifest::SlashCommandRules;
 use qd_protocol::worker::META_KEY;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::profile::AcpProfile;
 use super::tool_calls::{AcpTerminalLookup, AcpToolCalls, AcpToolPermission};
@@ -37,6 +40,10 @@ pub(super) struct AcpEventDecoder {
     last_text: String,
     /// Whether the last piece of text matches an error pattern.
     ends_with_error: bool,
+    /// How many pieces of text came since the last tool call.
+    text_pieces: usize,
+    /// Whether the turn had a tool call.
+    called_tool: bool,
     /// Whether a notice came since the last tool call: an agent that retries a model call reports it so.
     noticed: bool,
     /// The commands that the agent has listed; `None` if it has not listed any yet.
@@ -45,6 +52,10 @@ pub(super) struct AcpEventDecoder {
     has_output: bool,
     /// Whether an update reported that the turn failed.
     failure_reported: bool,
+    /// The ids of finished compactions of this turn.
+    compactions: BTreeSet<String>,
+    /// Tokens that the model can read, if the agent reports that only when a session is opened.
+    context_size: Option<u64>,
 }
 
 impl AcpEventDecoder {
@@ -55,6 +66,11 @@ impl AcpEventDecoder {
     /// Decodes a conversation that is resumed, and that has cost this much before if that is known.
     pub(super) fn resumed(profile: AcpProfile, earlier_cost_usd: Option<f64>) -> Self {
         Self { usage: AcpUsageCounter::resumed(earlier_cost_usd), ..Self::new(profile) }
+    }
+
+    /// Sets how many tokens the model can read, if the agent has reported it.
+    pub(super) fn set_context_size(&mut self, size: Option<u64>) {
+        self.context_size = size;
     }
 
     pub(super) fn profile(&self) -> &AcpProfile {
@@ -88,13 +104,16 @@ impl AcpEventDecoder {
         self.tool_calls.clear();
         self.usage.begin_turn();
         self.forget_text();
+        self.called_tool = false;
         self.failure_reported = false;
+        self.compactions.clear();
         self.has_output = false;
     }
 
     fn forget_text(&mut self) {
         self.last_text.clear();
         self.ends_with_error = false;
+        self.text_pieces = 0;
         self.noticed = false;
     }
 
@@ -119,7 +138,17 @@ impl AcpEventDecoder {
             SessionUpdate::ToolCall(call) => self.decode_tool_call(call.into(), terminals),
             SessionUpdate::ToolCallUpdate(update) => self.decode_tool_call(update, terminals),
             SessionUpdate::Plan(plan) => vec![TurnUpdate::Plan { entries: plan_entries(plan) }],
-            SessionUpdate::UsageUpdate(update) => self.usage.count_update(&update).into_iter().collect(),
+            SessionUpdate::UsageUpdate(update) => {
+                // Some agents report a cost before they know their model.
+                let context = ContextUsage { used: update.used, size: update.size };
+                let context = (context.size > 0).then_some(TurnUpdate::Context(context));
+                self.usage.count_update(&update).into_iter().chain(context).collect()
+            }
+            SessionUpdate::CompactionUpdate(update) if update.status == CompactionStatus::Completed => {
+                // Some agents report the end twice.
+                let is_new = self.compactions.insert(update.compaction_id.to_string());
+                is_new.then_some(TurnUpdate::Compacted { used_before: None }).into_iter().collect()
+            }
             SessionUpdate::Notice(notice) => vec![TurnUpdate::notice(notice_text(notice))],
             SessionUpdate::AvailableCommandsUpdate(update) => {
                 let names = update.available_commands.into_iter().map(|command| command.name);
@@ -153,10 +182,12 @@ impl AcpEventDecoder {
     }
 
     /// Why the turn failed, if it did, whatever stop reason the agent reported. Text that matches an error pattern
-    /// counts only if the model used no tokens, because otherwise the model may have written it itself; or if the agent
-    /// has shown a notice of its retries, and this error is its last piece of text.
+    /// counts only if the model used no tokens, because otherwise the model may have written it itself; or if it is the
+    /// agent's last piece of text, and either the agent has shown a notice of its retries, or it is the only piece since
+    /// a tool call. A model's words come in several pieces, and the call before the tool explains the tokens.
     pub(super) fn turn_failure(&self) -> Option<String> {
-        let gave_up = self.noticed && self.ends_with_error;
+        let is_only_piece = self.called_tool && self.text_pieces == 1;
+        let gave_up = self.ends_with_error && (self.noticed || is_only_piece);
         let matches_error = gave_up || !self.usage.has_used() && self.profile.is_error(&self.last_text);
         let text = self.last_text.trim();
         (self.failure_reported || matches_error).then(|| match text.is_empty() {
@@ -168,6 +199,13 @@ impl AcpEventDecoder {
     fn decode_text_chunk(&mut self, chunk: ContentChunk) -> Vec<TurnUpdate> {
         let ContentChunk { content, meta, .. } = chunk;
         let used = self.usage.count_chunk(meta.as_ref(), &self.profile);
+        let context = used.as_ref().zip(self.context_size).and_then(|(update, size)| match update {
+            TurnUpdate::Usage { usage, .. } => Some(TurnUpdate::Context(ContextUsage {
+                used: usage.input_tokens + usage.output_tokens,
+                size,
+            })),
+            _ => None,
+        });
         let text = content_block_text(content);
         let update = if self.profile.is_notice(&text) {
             self.noticed = true;
@@ -175,6 +213,7 @@ impl AcpEventDecoder {
         } else {
             // An agent sends an error as a piece of its own, often right after words of the model without a line break.
             self.ends_with_error = self.profile.is_error(&text);
+            self.text_pieces += 1;
             if self.ends_with_error {
                 self.last_text.clear();
             }
@@ -183,7 +222,7 @@ impl AcpEventDecoder {
             }
             (!text.is_empty()).then_some(TurnUpdate::Text { text })
         };
-        update.into_iter().chain(used).collect()
+        update.into_iter().chain(used).chain(context).collect()
     }
 
     fn decode_tool_call(
@@ -192,7 +231,16 @@ impl AcpEventDecoder {
         terminals: AcpTerminalLookup<'_>,
     ) -> Vec<TurnUpdate> {
         self.forget_text();
-        self.tool_calls.update(update, terminals)
+        self.called_tool = true;
+        let mut updates = self.tool_calls.update(update, terminals);
+        let plan = updates.iter().find_map(|update| match update {
+            TurnUpdate::ToolStarted { name, input, .. } if self.profile.todo_tools.contains(name) => {
+                todo_entries(input)
+            }
+            _ => None,
+        });
+        updates.extend(plan.map(|entries| TurnUpdate::Plan { entries }));
+        updates
     }
 }
 
@@ -210,6 +258,15 @@ pub(super) fn content_block_text(content: ContentBlock) -> String {
         ContentBlock::Audio(audio) => format!("[{}]", audio.mime_type),
         _ => String::new(),
     }
+}
+
+/// The entries of a to-do list that is the argument of a tool call.
+fn todo_entries(input: &Value) -> Option<Vec<PlanEntry>> {
+    #[derive(Deserialize)]
+    struct AcpTodoInput {
+        todos: Vec<PlanEntry>,
+    }
+    AcpTodoInput::deserialize(input).ok().map(|AcpTodoInput { todos }| todos)
 }
 
 fn plan_entries(plan: Plan) -> Vec<PlanEntry> {
@@ -294,6 +351,30 @@ mod tests {
         let meta = json!({"quota": {"token_count": {"input_tokens": 20, "output_tokens": 4}}});
         decoder.decode_prompt_response(None, meta.as_object());
         assert_eq!(decoder.turn_failure(), None, "the retry succeeded, and the model said so");
+    }
+
+    #[test]
+    fn an_error_that_is_all_the_text_after_a_tool_call_is_a_failure() {
+        let call_a_tool = |decoder: &mut AcpEventDecoder| {
+            let call = json!({"sessionUpdate": "tool_call", "toolCallId": "t", "title": "Run", "status": "completed"});
+            decoder.decode(serde_json::from_value(call).unwrap(), &|_| None);
+        };
+        // The call before the tool used tokens.
+        let meta = json!({"quota": {"token_count": {"input_tokens": 10, "output_tokens": 2}}});
+        let mut decoder = decoder_for("copilot");
+        decode_text(&mut decoder, "I will look. ");
+        call_a_tool(&mut decoder);
+        decode_text(&mut decoder, "Error: 400 no");
+        decoder.decode_prompt_response(None, meta.as_object());
+        assert_eq!(decoder.turn_failure().as_deref(), Some("Error: 400 no"));
+        decoder.begin_turn();
+        call_a_tool(&mut decoder);
+        for piece in ["Error: ", "the file ", "is missing"] {
+            decode_text(&mut decoder, piece);
+        }
+        let meta = json!({"quota": {"token_count": {"input_tokens": 20, "output_tokens": 4}}});
+        decoder.decode_prompt_response(None, meta.as_object());
+        assert_eq!(decoder.turn_failure(), None, "the model said so");
     }
 
     #[test]

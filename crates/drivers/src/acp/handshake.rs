@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
-    AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, ElicitationCapabilities,
-    ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, HttpHeader, Implementation,
-    InitializeRequest, LoadSessionRequest, McpServer, McpServerHttp, McpServerStdio, Meta, NewSessionRequest,
-    NewSessionResponse, NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
+    AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, CompactionCapabilities,
+    ElicitationCapabilities, ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, HttpHeader,
+    Implementation, InitializeRequest, LoadSessionRequest, McpServer, McpServerHttp, McpServerStdio, Meta,
+    NewSessionRequest, NewSessionResponse, NoticeCapabilities, ResumeSessionRequest, SessionId,
+    SessionNotification,
 };
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
@@ -24,6 +25,8 @@ use tokio::time::Instant;
 use super::connection::AcpConnection;
 use super::event_decoder::{AcpEventDecoder, quarterdeck_meta};
 use super::profile::AcpProfile;
+use super::session_settings::{AcpConfigOption, AcpSessionSettings};
+use super::settings_guard::AcpSettingsGuard;
 use crate::stdio_agent::StdioHandshakeError;
 use crate::tool_gateway::ToolGateway;
 use crate::tool_server::{SERVER_NAME, ToolServer};
@@ -62,6 +65,8 @@ pub(super) struct AcpHandshakeResult {
     /// The decoder used during the handshake. It has counted the usage totals, which continue in a resumed
     /// conversation.
     pub(super) decoder: AcpEventDecoder,
+    /// Watches the mode and the options that make the agent ask.
+    pub(super) guard: AcpSettingsGuard,
     /// Why the old conversation could not be resumed, if that was requested.
     pub(super) resume_failure: Option<String>,
 }
@@ -97,9 +102,9 @@ where
                 if options.profile.late_replay {
                     drain_replay(connection, &mut decoder).await?;
                 }
-                apply_settings(connection, &mut decoder, &session, options, &settings).await?;
+                let guard = apply_settings(connection, &mut decoder, &session, options, &settings).await?;
                 wait_for_commands(connection, &mut decoder).await?;
-                return Ok(AcpHandshakeResult { session, capabilities, decoder, resume_failure });
+                return Ok(AcpHandshakeResult { session, capabilities, decoder, guard, resume_failure });
             }
             Err(AcpHandshakeError::AgentExited) => return Err(AcpHandshakeError::AgentExited),
             Err(AcpHandshakeError::Refused(error)) => resume_failure = Some(error_text(&error)),
@@ -113,9 +118,10 @@ where
     let new_session = NewSessionResponse::from_json(request.method(), response.clone())
         .map_err(AcpHandshakeError::Refused)?;
     let settings = AcpSessionSettings::parse(response);
-    apply_settings(connection, &mut decoder, &new_session.session_id, options, &settings).await?;
+    let session = new_session.session_id;
+    let guard = apply_settings(connection, &mut decoder, &session, options, &settings).await?;
     wait_for_commands(connection, &mut decoder).await?;
-    Ok(AcpHandshakeResult { session: new_session.session_id, capabilities, decoder, resume_failure })
+    Ok(AcpHandshakeResult { session, capabilities, decoder, guard, resume_failure })
 }
 
 /// Says what it means if the very first request is not known: every agent of this protocol knows it. A program that
@@ -131,73 +137,14 @@ fn explain_first_refusal(error: AcpHandshakeError) -> AcpHandshakeError {
     }
 }
 
-/// The settings of a session that a client may change, with their current values.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct AcpSessionSettings {
-    modes: Option<AcpModes>,
-    models: Option<AcpModels>,
-    config_options: Option<Vec<AcpConfigOption>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct AcpModes {
-    current_mode_id: String,
-    #[serde(default)]
-    available_modes: Vec<AcpMode>,
-}
-
-#[derive(Debug, Deserialize)]
-struct AcpMode {
-    id: String,
-}
-
-/// The older way to choose a model, no longer among the protocol's types. Several agents know only this one.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct AcpModels {
-    current_model_id: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct AcpConfigOption {
-    id: String,
-    category: Option<String>,
-    current_value: Option<Value>,
-    #[serde(default)]
-    options: Vec<Value>,
-}
-
-impl AcpConfigOption {
-    fn offers_value(&self, value: &str) -> bool {
-        let matches = |option: &Value| option["value"] == value;
-        let grouped =
-            |option: &Value| option["options"].as_array().is_some_and(|group| group.iter().any(matches));
-        self.options.iter().any(|option| matches(option) || grouped(option))
-    }
-}
-
-impl AcpSessionSettings {
-    /// If the response has another shape, nothing can be set.
-    fn parse(response: Value) -> Self {
-        serde_json::from_value(response).unwrap_or_default()
-    }
-
-    fn option_in_category(&self, category: &str) -> Option<&AcpConfigOption> {
-        self.config_options.as_deref()?.iter().find(|option| option.category.as_deref() == Some(category))
-    }
-}
-
-/// Sets the session mode in which the agent asks for permission, and the model.
+/// Sets the mode and the options in which the agent asks for permission, and the model.
 async fn apply_settings<R, W>(
     connection: &mut AcpConnection<R, W>,
     decoder: &mut AcpEventDecoder,
     session: &SessionId,
     options: &AcpHandshakeOptions<'_>,
     settings: &AcpSessionSettings,
-) -> Result<(), AcpHandshakeError>
+) -> Result<AcpSettingsGuard, AcpHandshakeError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
@@ -205,17 +152,26 @@ where
     let set = |option: &AcpConfigOption, value: &str| {
         ("session/set_config_option", json!({"sessionId": session, "configId": option.id, "value": value}))
     };
-    let mut requests = Vec::new();
+    decoder.set_context_size(settings.context_size());
+    let AcpProfile { modes, kept_options, .. } = &options.profile;
+    let mut guard = AcpSettingsGuard::new(session.clone(), modes.clone(), kept_options.clone(), settings);
+    let mut requests: Vec<(&str, Value)> = guard
+        .kept_option_requests(settings.config_options.as_deref().unwrap_or_default())
+        .into_iter()
+        .map(|request| (request.method, request.params))
+        .collect();
     if let Some(mode) = options.profile.ask_mode.as_deref() {
         match (&settings.modes, settings.option_in_category("mode")) {
             (Some(modes), _) if modes.current_mode_id == mode => {}
             (Some(modes), _) if modes.available_modes.iter().any(|known| known.id == mode) => {
                 requests.push(("session/set_mode", json!({"sessionId": session, "modeId": mode})));
+                guard.record_mode(mode);
             }
             (None, Some(option))
                 if option.current_value != Some(json!(mode)) && option.offers_value(mode) =>
             {
                 requests.push(set(option, mode));
+                guard.record_mode(mode);
             }
             _ => {}
         }
@@ -234,7 +190,7 @@ where
     for (method, params) in requests {
         call_raw(connection, decoder, method, &params).await?;
     }
-    Ok(())
+    Ok(guard)
 }
 
 /// Waits until an agent has finished its replay, and drops all of it.
@@ -323,7 +279,11 @@ fn initialize_request(options: &AcpHandshakeOptions<'_>) -> InitializeRequest {
     let capabilities = ClientCapabilities::new()
         .fs(files)
         .terminal(options.runs_commands)
-        .session(ClientSessionCapabilities::new().notices(NoticeCapabilities::new()))
+        .session(
+            ClientSessionCapabilities::new()
+                .notices(NoticeCapabilities::new())
+                .compaction(CompactionCapabilities::new()),
+        )
         .elicitation(ElicitationCapabilities::new().form(ElicitationFormCapabilities::new()));
     InitializeRequest::new(ProtocolVersion::V1)
         .client_capabilities(capabilities)

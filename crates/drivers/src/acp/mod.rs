@@ -3,7 +3,8 @@
 //!
 //! Layout, in reading order:
 //! - `profile`: the quirks of one agent, taken from its manifest.
-//! - `handshake`: initializes the agent and opens a new or an old session in the right mode.
+//! - `handshake`: initializes the agent and opens a new or an old session in the right mode; `session_settings`: what the
+//!   agent reports then; `settings_guard`: keeps the mode and the options in which the agent asks.
 //! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn; `turn_end`:
 //!   its outcome.
 //! - `prompt_content`: prompts; `event_decoder`: updates, with `tool_calls`, `tool_names`, `tool_inputs`, `diff` and
@@ -21,6 +22,8 @@ mod files;
 mod handshake;
 mod profile;
 mod prompt_content;
+mod session_settings;
+mod settings_guard;
 mod terminals;
 #[cfg(test)]
 mod tests;

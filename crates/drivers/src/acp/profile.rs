@@ -1,9 +1,12 @@
 //! The quirks of one agent, taken from its manifest and ready to use. Everything that the ACP driver does differently
 //! for one agent than for another depends on a field here.
 
+use std::collections::BTreeMap;
+
 use agent_client_protocol::v1::schema::Meta;
 use qd_protocol::manifest::{
-    FailureMarker, Manifest, QuestionMethod, RefusalRule, SlashCommandRules, SteerMethod, TokenScope,
+    AgentModes, FailureMarker, Manifest, QuestionMethod, RefusalRule, SlashCommandRules, SteerMethod,
+    TokenScope,
 };
 use qd_protocol::worker::AgentSpec;
 use regex::Regex;
@@ -37,6 +40,10 @@ pub(super) struct AcpProfile {
     /// What opens a session in which the agent asks before it acts.
     pub(super) session_meta: Meta,
     pub(super) slash_commands: SlashCommandRules,
+    pub(super) todo_tools: Vec<String>,
+    pub(super) modes: AgentModes,
+    /// Options of the session that must have these values, so that the agent asks before it acts.
+    pub(super) kept_options: BTreeMap<String, String>,
 }
 
 impl AcpProfile {
@@ -58,6 +65,9 @@ impl AcpProfile {
             failed_when: manifest.turn.failed_when.clone(),
             session_meta: manifest.policy.session_meta.clone(),
             slash_commands: manifest.turn.slash_commands.clone(),
+            todo_tools: manifest.turn.todo_tools.clone(),
+            modes: manifest.modes.clone(),
+            kept_options: manifest.policy.session_options.clone(),
         }
     }
 

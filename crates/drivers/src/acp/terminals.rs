@@ -12,9 +12,9 @@ use agent_client_protocol::v1::schema::{
 };
 use agent_client_protocol::{Error, ErrorCode, JsonRpcResponse, RawJsonRpcId};
 use parking_lot::Mutex;
-use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec};
+use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec, procfs};
 use rustix::process::{Pid, Signal, kill_process_group};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::task::JoinSet;
 
@@ -101,6 +101,16 @@ impl AcpTerminals {
             arg0: None,
         };
         Ok(AcpTerminalCommand { keeper, launch, max_output: max_output.min(OUTPUT_MAX) })
+    }
+
+    /// Answers what this machine calls a process of the agent. In a sandbox, the agent itself cannot know.
+    pub(super) fn find_host_pid(&self, params: &Value) -> Result<Value, Error> {
+        let keeper = self.keeper.as_ref().ok_or_else(Error::method_not_found)?;
+        let inner = params.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+        let found = inner.and_then(|inner| procfs::find_by_inner_pid(keeper.pid(), inner));
+        found
+            .map(|pid| json!({ "pid": pid }))
+            .ok_or_else(|| invalid_params("no process has this pid".to_owned()))
     }
 
     /// The directory that commands must stay in.

@@ -17,11 +17,12 @@ use super::asks::{ClaudeApprovalRequest, ClaudeAsk, unattended_answer};
 use super::event_decoder::ClaudeEventDecoder;
 use super::messages::{self, ClaudeCommandState, ClaudeMessage, ClaudeTurnResult};
 use super::prompt_content;
-use super::turn::{ClaudeSteerOutcome, ClaudeTurn};
+use super::turn::{ClaudePendingPrompt, ClaudeSteerOutcome, ClaudeTurn};
 use crate::emit::{
     EmitFuture, emit_late, emit_late_and_notices, left_out_notice, new_conversation_notice, wait_for_emit,
 };
 use crate::line_transport::{LineTransport, log_ignored_line};
+use crate::mode_guard::{MODE_UNAVAILABLE, ModeGuard, ModeReaction};
 use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
 use crate::turn_state::{OpenAsk, TurnEvent};
@@ -31,6 +32,9 @@ pub(crate) struct ClaudeConversation<R, W> {
     lines: LineTransport<R, W>,
     session: String,
     decoder: ClaudeEventDecoder,
+    modes: ModeGuard,
+    /// Requests that switch the mode back, unanswered: their ids and modes.
+    pending_modes: Vec<(String, String)>,
     steers: bool,
     /// Whether the agent reports what becomes of messages. Versions that do report it before any other output of a
     /// turn.
@@ -53,6 +57,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
         lines: LineTransport<R, W>,
         session: String,
         decoder: ClaudeEventDecoder,
+        modes: ModeGuard,
         steers: bool,
         resume_failure: Option<String>,
     ) -> Self {
@@ -60,6 +65,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
             lines,
             session,
             decoder,
+            modes,
+            pending_modes: Vec::new(),
             steers,
             reports_lifecycle: false,
             last_request: 0,
@@ -95,8 +102,16 @@ where
         };
         let previous_run = self.last_run.replace(turn.run.clone());
         let (content, left_out) = prompt_content::content_blocks(prompt);
-        self.lines.queue_message(&messages::user_message(&uuid, content));
+        let message = messages::user_message(&uuid, content);
         let mut open_turn = ClaudeTurn::new(turn, uuid);
+        match self.modes.mode_before_turn(prompt.mode.as_deref()) {
+            Ok(None) => self.lines.queue_message(&message),
+            Ok(Some(mode)) => {
+                let request_id = self.request_mode(&mode);
+                open_turn.prompt_after_mode = Some(ClaudePendingPrompt { request_id, mode, message });
+            }
+            Err(error) => return Ok(Some(TurnOutcome::failed(error))),
+        }
         let notices =
             self.first_notice.take().into_iter().chain(left_out.into_iter().map(left_out_notice)).collect();
         open_turn.state.emitting =
@@ -105,6 +120,10 @@ where
             let steerable = self.steers && open_turn.takes_steers();
             let message = next_message(&mut self.lines, open_turn.state.is_listening());
             match open_turn.state.next_event(!open_turn.cancelled, steerable, message).await? {
+                // The agent does not have the prompt yet.
+                TurnEvent::CancelRequested if open_turn.prompt_after_mode.is_some() => {
+                    return Ok(Some(TurnOutcome::cancelled()));
+                }
                 TurnEvent::CancelRequested => self.cancel(&mut open_turn),
                 TurnEvent::Answered(id, answer) => {
                     self.lines.queue_message(&messages::control_response(&id, answer));
@@ -168,10 +187,17 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
         self.send_control_request(json!({"subtype": "interrupt", "cancel_queued": true}));
     }
 
-    /// Sends a control request. Its response is not needed: lifecycle reports and results say more.
-    fn send_control_request(&mut self, request: Value) {
+    /// Asks the agent to switch to a mode. Returns the id of the request.
+    fn request_mode(&mut self, mode: &str) -> String {
+        self.send_control_request(json!({"subtype": "set_permission_mode", "mode": mode}))
+    }
+
+    /// Sends a control request and returns its id. Few responses are needed: lifecycle reports and results say more.
+    fn send_control_request(&mut self, request: Value) -> String {
         self.last_request += 1;
-        self.lines.queue_message(&messages::control_request(&format!("qd-{}", self.last_request), request));
+        let id = format!("qd-{}", self.last_request);
+        self.lines.queue_message(&messages::control_request(&id, request));
+        id
     }
 
     /// Sends a steer as another message without priority. While a tool runs or waits for permission, the agent takes it
@@ -207,11 +233,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
             ClaudeMessage::Result(result) => {
                 let usage = self.decoder.count_result(&result);
                 if !open_turn.is_ended_by(&result, self.reports_lifecycle) {
-                    self.emit(open_turn, previous_run, usage.into_iter().collect());
+                    self.emit(open_turn, previous_run, usage);
                     return Ok(());
                 }
-                if let Some(usage) = usage {
-                    open_turn.state.turn.emit(usage).await?;
+                for update in usage {
+                    open_turn.state.turn.emit(update).await?;
                 }
                 let steer_outcomes = open_turn.apply_result(&result, self.reports_lifecycle);
                 report_steers(open_turn.state.turn, steer_outcomes).await?;
@@ -224,10 +250,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
                     }
                 }
             }
+            ClaudeMessage::QuotaExhausted { resets_at } => open_turn.quota_resets_at = resets_at,
             ClaudeMessage::ControlRequest { id, request } => self.open_ask(open_turn, id, &request),
             ClaudeMessage::ControlCancelled { id } => {
                 for ask in open_turn.state.close_ask(&id).into_iter().flat_map(|open| open.ask_ids) {
                     open_turn.state.turn.withdraw_ask(&ask).await;
+                }
+            }
+            ClaudeMessage::ControlResponse { id, answer } if open_turn.awaits_mode(&id) => {
+                self.handle_mode_response(open_turn, answer);
+            }
+            ClaudeMessage::ControlResponse { id, answer } if self.is_pending_mode(&id) => {
+                if let Some(error) = self.handle_switch_back_response(&id, answer) {
+                    open_turn.policy_error = Some(error);
+                    self.cancel(open_turn);
                 }
             }
             // The response to an interrupt lists the messages that were dropped.
@@ -239,14 +275,61 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
             }
             message => {
                 self.update_session_id(&message);
-                let updates = match self.previous_run_target(open_turn, previous_run) {
+                let mut updates = self.guard_mode(&message);
+                updates.extend(match self.previous_run_target(open_turn, previous_run) {
                     Some(_) => self.decoder.decode_between_turns(message),
                     None => self.decoder.decode(message),
-                };
+                });
                 self.emit(open_turn, previous_run, updates);
             }
         }
         Ok(())
+    }
+
+    /// Sends the prompt once the agent is in its mode, or fails the turn.
+    fn handle_mode_response(&mut self, open_turn: &mut ClaudeTurn<'_>, answer: Result<Value, String>) {
+        let Some(ClaudePendingPrompt { mode, message, .. }) = open_turn.prompt_after_mode.take() else {
+            return;
+        };
+        match answer {
+            Ok(_) => {
+                self.modes.record_mode(&mode);
+                self.lines.queue_message(&message);
+            }
+            Err(why) => {
+                let message = format!("the agent refused its mode `{mode}`: {why}");
+                open_turn.fail_unsent(RunError::new(MODE_UNAVAILABLE, message));
+            }
+        }
+    }
+
+    fn is_pending_mode(&self, request_id: &str) -> bool {
+        self.pending_modes.iter().any(|(id, _)| id == request_id)
+    }
+
+    /// Handles the response to a request that switches the mode back. Returns an error if the agent refuses.
+    fn handle_switch_back_response(&mut self, id: &str, answer: Result<Value, String>) -> Option<RunError> {
+        let at = self.pending_modes.iter().position(|(pending, _)| pending == id)?;
+        let (_, mode) = self.pending_modes.swap_remove(at);
+        match answer {
+            Ok(_) => {
+                self.modes.record_mode(&mode);
+                None
+            }
+            Err(why) => Some(self.modes.record_refusal("mode", &why)),
+        }
+    }
+
+    /// Switches the agent back from a mode that it must not be in, and returns what the session is told about its mode.
+    fn guard_mode(&mut self, message: &ClaudeMessage) -> Vec<TurnUpdate> {
+        let ClaudeMessage::System { line, .. } = message else { return Vec::new() };
+        let Some(mode) = line["permissionMode"].as_str() else { return Vec::new() };
+        let ModeReaction { update, switch_back_to } = self.modes.judge_report(mode);
+        if let Some(back) = switch_back_to {
+            let id = self.request_mode(&back);
+            self.pending_modes.push((id, back));
+        }
+        update.into_iter().collect()
     }
 
     fn emit(&self, open_turn: &mut ClaudeTurn<'_>, previous_run: Option<&RunId>, updates: Vec<TurnUpdate>) {
@@ -301,7 +384,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
 
     /// Handles one message between turns.
     fn handle_idle_message(&mut self, message: ClaudeMessage) {
-        let updates = match message {
+        let updates: Vec<TurnUpdate> = match message {
             ClaudeMessage::Lifecycle { .. } => {
                 self.reports_lifecycle = true;
                 return;
@@ -316,9 +399,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> ClaudeConversation<R, W> {
                 let usage = self.decoder.count_result(&result);
                 usage.into_iter().chain(failure_notice(&result)).collect()
             }
+            // If the agent has refused to switch its mode back, the next turn fails.
+            ClaudeMessage::ControlResponse { id, answer } => {
+                let _error: Option<RunError> = self.handle_switch_back_response(&id, answer);
+                return;
+            }
             message => {
                 self.update_session_id(&message);
-                self.decoder.decode_between_turns(message)
+                let mode = self.guard_mode(&message);
+                mode.into_iter().chain(self.decoder.decode_between_turns(message)).collect()
             }
         };
         // Output before the first turn belongs to no run and is dropped.

@@ -4,11 +4,12 @@
 
 use std::collections::VecDeque;
 
-use qd_protocol::event::PlanEntry;
 use qd_protocol::link::TurnUpdate;
 use serde_json::{Map, Value};
 
+use super::context::ClaudeContextMeter;
 use super::messages::{ClaudeMessage, ClaudeTurnResult};
+use super::task_list::ClaudeTaskList;
 use super::usage::ClaudeUsageCounter;
 
 /// The most open tool calls remembered; beyond that, the oldest is forgotten.
@@ -19,8 +20,6 @@ const EMITTED_MESSAGES_MAX: usize = 64;
 const UNNAMED_TOOL: &str = "tool";
 /// The model name in messages that no model wrote: output of the program's own commands, and its errors.
 const SYNTHETIC_MODEL: &str = "<synthetic>";
-/// The tool whose arguments are the agent's whole to-do list.
-const TODO_TOOL: &str = "TodoWrite";
 /// The tool that asks for approval of a plan. The plan is in its tool call and not in the permission request.
 const PLAN_TOOL: &str = "ExitPlanMode";
 
@@ -28,12 +27,14 @@ const PLAN_TOOL: &str = "ExitPlanMode";
 #[derive(Debug, Default)]
 pub(super) struct ClaudeEventDecoder {
     usage: ClaudeUsageCounter,
+    context: ClaudeContextMeter,
     /// The message that is being streamed, or was last.
     streamed: ClaudeStreamedMessage,
     /// The line UUIDs of whole messages that were emitted, newest last.
     emitted_messages: VecDeque<String>,
     /// Ids and tool names of unfinished calls, newest last.
     open_calls: VecDeque<(String, String)>,
+    tasks: ClaudeTaskList,
     /// The plan that waits for approval.
     plan: Option<String>,
 }
@@ -57,7 +58,10 @@ impl ClaudeEventDecoder {
             ClaudeMessage::StreamEvent { event, by_subagent: false } => self.decode_stream_event(&event),
             ClaudeMessage::Assistant { line, by_subagent } => self.decode_message(line, by_subagent),
             ClaudeMessage::User { content: Value::Array(blocks) } => {
-                blocks.into_iter().filter_map(|block| self.tool_finished(block)).collect()
+                blocks.into_iter().flat_map(|block| self.tool_finished(block)).collect()
+            }
+            ClaudeMessage::System { subtype, line } if subtype == "compact_boundary" => {
+                vec![TurnUpdate::Compacted { used_before: line["compact_metadata"]["pre_tokens"].as_u64() }]
             }
             ClaudeMessage::System { subtype, line } => system_notice(&subtype, &line).into_iter().collect(),
             _ => Vec::new(),
@@ -72,9 +76,11 @@ impl ClaudeEventDecoder {
         }
     }
 
-    /// The usage that the result adds to what was counted.
-    pub(super) fn count_result(&mut self, result: &ClaudeTurnResult) -> Option<TurnUpdate> {
-        self.usage.count_result(result)
+    /// The usage that the result adds to what was counted, and how full the context is.
+    pub(super) fn count_result(&mut self, result: &ClaudeTurnResult) -> Vec<TurnUpdate> {
+        let usage = self.usage.count_result(result);
+        let context = self.context.apply_result(result).map(TurnUpdate::Context);
+        usage.into_iter().chain(context).collect()
     }
 
     /// The plan to approve, if `tool` is the one that asks for it.
@@ -88,12 +94,25 @@ impl ClaudeEventDecoder {
                 let message = &event["message"];
                 let id = message["id"].as_str().unwrap_or_default().to_owned();
                 self.streamed = ClaudeStreamedMessage { id, text: false, thought: false };
-                [TurnUpdate::ModelCall].into_iter().chain(self.usage.start_call(message)).collect()
+                [TurnUpdate::ModelCall].into_iter().chain(self.start_call(message)).collect()
             }
-            Some("message_delta") => self.usage.update_call(&event["usage"]).into_iter().collect(),
+            Some("message_delta") => self.update_call(&event["usage"]),
             Some("content_block_delta") => self.decode_delta(&event["delta"]).into_iter().collect(),
             _ => Vec::new(),
         }
+    }
+
+    /// Counts a new model call.
+    fn start_call(&mut self, message: &Value) -> Vec<TurnUpdate> {
+        self.context.set_model(message["model"].as_str().unwrap_or_default());
+        self.usage.start_call(message).into_iter().collect()
+    }
+
+    /// Counts a later report of the same call.
+    fn update_call(&mut self, usage: &Value) -> Vec<TurnUpdate> {
+        let usage = self.usage.update_call(usage);
+        let context = self.context.record_used(self.usage.current_call_tokens()).map(TurnUpdate::Context);
+        usage.into_iter().chain(context).collect()
     }
 
     fn decode_delta(&mut self, delta: &Value) -> Option<TurnUpdate> {
@@ -132,7 +151,7 @@ impl ClaudeEventDecoder {
             self.streamed = ClaudeStreamedMessage { id: id.to_owned(), text: false, thought: false };
             if message["model"] != SYNTHETIC_MODEL {
                 updates.push(TurnUpdate::ModelCall);
-                updates.extend(self.usage.start_call(&message));
+                updates.extend(self.start_call(&message));
             }
         }
         let Value::Array(blocks) = message["content"].take() else { return updates };
@@ -176,7 +195,7 @@ impl ClaudeEventDecoder {
             self.open_calls.pop_front();
         }
         self.open_calls.push_back((call_id.clone(), name.clone()));
-        let plan = (name == TODO_TOOL).then(|| plan_entries(&input)).flatten();
+        let plan = self.tasks.start_call(&call_id, &name, &input);
         if name == PLAN_TOOL {
             self.plan = non_empty_text(&input["plan"]);
         }
@@ -184,22 +203,20 @@ impl ClaudeEventDecoder {
         [started].into_iter().chain(plan.map(|entries| TurnUpdate::Plan { entries })).collect()
     }
 
-    fn tool_finished(&mut self, mut block: Value) -> Option<TurnUpdate> {
-        if !block["type"].as_str()?.ends_with("tool_result") {
-            return None;
-        }
-        let call_id = non_empty_text(&block["tool_use_id"])?;
+    fn tool_finished(&mut self, mut block: Value) -> Vec<TurnUpdate> {
+        let is_result = block["type"].as_str().is_some_and(|kind| kind.ends_with("tool_result"));
+        let Some(call_id) = non_empty_text(&block["tool_use_id"]).filter(|_| is_result) else {
+            return Vec::new();
+        };
         let index = self.open_calls.iter().position(|(id, _)| *id == call_id);
         let name = index
             .and_then(|at| self.open_calls.remove(at))
             .map_or_else(|| UNNAMED_TOOL.to_owned(), |call| call.1);
         let is_error = block["is_error"] == true;
-        Some(TurnUpdate::ToolFinished {
-            call_id,
-            name,
-            output: tool_output(block["content"].take()),
-            is_error,
-        })
+        let output = tool_output(block["content"].take());
+        let plan = self.tasks.finish_call(&call_id, &output, is_error);
+        let finished = TurnUpdate::ToolFinished { call_id, name, output, is_error };
+        [finished].into_iter().chain(plan.map(|entries| TurnUpdate::Plan { entries })).collect()
     }
 }
 
@@ -217,20 +234,9 @@ fn system_notice(subtype: &str, line: &Value) -> Option<TurnUpdate> {
             )
         }
         "informational" => non_empty_text(&line["content"])?,
-        "compact_boundary" => "the agent compacted its conversation".to_owned(),
         _ => return None,
     };
     Some(TurnUpdate::notice(text))
-}
-
-fn plan_entries(input: &Value) -> Option<Vec<PlanEntry>> {
-    let entry = |todo: &Value| {
-        Some(PlanEntry {
-            content: non_empty_text(&todo["content"])?,
-            status: non_empty_text(&todo["status"]).unwrap_or_default(),
-        })
-    };
-    input["todos"].as_array()?.iter().map(entry).collect()
 }
 
 /// The output of a tool: one text if it has only text and media, otherwise the blocks. Media are replaced by their type
@@ -258,8 +264,10 @@ fn non_empty_text(value: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use qd_protocol::event::PlanEntry;
     use serde_json::json;
 
+    use super::super::task_list::TODO_TOOL;
     use super::*;
 
     fn decode_line(decoder: &mut ClaudeEventDecoder, line: Value) -> Vec<TurnUpdate> {

@@ -1,7 +1,7 @@
 //! The handshake: we send `initialize`, and the program answers when it is ready. A program that does not find the
 //! conversation to resume sends an error result instead.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::conversation::next_message;
@@ -14,10 +14,10 @@ pub(super) type ClaudeHandshakeError = StdioHandshakeError<String>;
 
 const HELLO_ID: &str = "qd-hello";
 
-/// Waits until the agent is ready.
+/// Waits until the agent is ready. Returns the mode that it is in, if it reports one.
 pub(super) async fn perform_handshake<R, W>(
     lines: &mut LineTransport<R, W>,
-) -> Result<(), ClaudeHandshakeError>
+) -> Result<Option<String>, ClaudeHandshakeError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
@@ -26,7 +26,8 @@ where
     loop {
         match next_message(lines, true).await.ok_or(ClaudeHandshakeError::AgentExited)? {
             ClaudeMessage::ControlResponse { id, answer } if id == HELLO_ID => {
-                return answer.map(drop).map_err(ClaudeHandshakeError::Refused);
+                let mode = |hello: Value| hello["current_permission_mode"].as_str().map(str::to_owned);
+                return answer.map(mode).map_err(ClaudeHandshakeError::Refused);
             }
             ClaudeMessage::Result(result) if result.is_error => {
                 let reason = result.errors.join("; ");

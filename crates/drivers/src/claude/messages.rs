@@ -1,6 +1,7 @@
 //! The messages of the protocol: one JSON object per line, in both directions. Only the fields that the driver needs
 //! are read; unknown fields and lines of an unknown type are ignored.
 
+use qd_protocol::Millis;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,6 +16,8 @@ pub(super) enum ClaudeMessage {
     User { content: Value },
     /// A message from the program itself.
     System { subtype: String, line: Value },
+    /// The quota of the account is exhausted.
+    QuotaExhausted { resets_at: Option<Millis> },
     /// The end of a turn.
     Result(Box<ClaudeTurnResult>),
     /// A report on a message that we sent.
@@ -57,6 +60,9 @@ pub(super) struct ClaudeTurnResult {
     /// it could.
     pub(super) total_cost_usd: Option<f64>,
     pub(super) usage: Value,
+    /// Per model, since the process started.
+    #[serde(rename = "modelUsage")]
+    pub(super) model_usage: serde_json::Map<String, Value>,
     /// Per model, since the previous result. Correct in a resumed conversation, too.
     pub(super) model_usage_since_last_result: Option<serde_json::Map<String, Value>>,
 }
@@ -74,6 +80,13 @@ impl ClaudeMessage {
             "system" => {
                 let subtype = line["subtype"].as_str().unwrap_or_default().to_owned();
                 Self::System { subtype, line }
+            }
+            // Every model call is followed by one. Only a rejected call says that nothing more will be answered.
+            "rate_limit_event" if line["rate_limit_info"]["status"] == "rejected" => {
+                let seconds = line["rate_limit_info"]["resetsAt"].as_u64();
+                Self::QuotaExhausted {
+                    resets_at: seconds.map(|seconds| Millis(seconds.saturating_mul(1000))),
+                }
             }
             // A result that cannot be parsed still ends its turn.
             "result" => Self::Result(Box::new(parse_result(line))),
@@ -178,6 +191,15 @@ mod tests {
             matches!(parse(line), Some(ClaudeMessage::Result(result)) if result.result.as_deref() == Some("x"))
         );
         assert!(matches!(parse(r#"{"type":"rate_limit_event"}"#), Some(ClaudeMessage::Other)));
+        let limit = |status: &str| {
+            let info = json!({"status": status, "resetsAt": 1_795_014_000, "rateLimitType": "five_hour"});
+            parse(&json!({"type": "rate_limit_event", "rate_limit_info": info}).to_string())
+        };
+        assert!(matches!(limit("allowed_warning"), Some(ClaudeMessage::Other)));
+        let resets_at = Some(Millis(1_795_014_000_000));
+        assert!(
+            matches!(limit("rejected"), Some(ClaudeMessage::QuotaExhausted { resets_at: at }) if at == resets_at)
+        );
         assert!(matches!(
             parse(r#"{"type":"command_lifecycle","state":"dreaming"}"#),
             Some(ClaudeMessage::Other)

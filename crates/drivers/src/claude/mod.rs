@@ -4,16 +4,18 @@
 //! Layout, in reading order:
 //! - `handshake`: waits until the program is ready.
 //! - `conversation`: the loops for a turn and for the time between turns; `turn`: the state of one turn.
-//! - `prompt_content`: prompts; `event_decoder`: output; `asks`: permission requests and questions; `usage`: tokens and
-//!   cost.
+//! - `prompt_content`: prompts; `event_decoder`: output, with `task_list`; `asks`: permission requests and questions; `usage`: tokens and
+//!   cost; `context`: how full the context is.
 //! - `messages`: the protocol's lines.
 
 mod asks;
+mod context;
 mod conversation;
 mod event_decoder;
 mod handshake;
 mod messages;
 mod prompt_content;
+mod task_list;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -29,6 +31,7 @@ use self::event_decoder::ClaudeEventDecoder;
 use self::usage::ClaudeUsageCounter;
 use crate::agent_driver::AgentStart;
 use crate::line_transport::LineTransport;
+use crate::mode_guard::ModeGuard;
 use crate::pricing::TokenPricing;
 use crate::process::AgentProcess;
 use crate::stdio_agent::{StdioAgent, StdioAgentStart, StdioHandshakeError, refused_start};
@@ -52,18 +55,26 @@ pub(crate) async fn start_claude_agent(
     let mut resume_failure = None;
     if let Some(old_id) = &start.spec.agent_session_id {
         match start_process(&start, RESUME_FLAG, old_id).await? {
-            Ok((process, lines)) => return Ok(into_agent(start, process, lines, old_id.clone(), None)),
+            Ok(started) => return Ok(into_agent(start, started, old_id.clone(), None)),
             Err(ClaudeStartRefusal { reason, .. }) => resume_failure = Some(reason),
         }
     }
     let session_id =
         messages::random_uuid().map_err(|cause| RunError::new("agent_failed_to_start", cause.to_string()))?;
     match start_process(&start, NEW_SESSION_FLAG, &session_id).await? {
-        Ok((process, lines)) => Ok(into_agent(start, process, lines, session_id, resume_failure)),
+        Ok(started) => Ok(into_agent(start, started, session_id, resume_failure)),
         Err(ClaudeStartRefusal { reason, mut process }) => {
             Err(refused_start(&mut process, RunError::new("agent_failed_to_start", reason)).await)
         }
     }
+}
+
+/// A process that is ready.
+struct ClaudeReadyProcess {
+    process: AgentProcess,
+    lines: ClaudeLines,
+    /// The mode that it is in, if it reports one.
+    mode: Option<String>,
 }
 
 /// A process that refused to start the conversation.
@@ -77,14 +88,14 @@ async fn start_process(
     start: &StdioAgentStart<'_>,
     flag: &str,
     session_id: &str,
-) -> Result<Result<(AgentProcess, ClaudeLines), ClaudeStartRefusal>, RunError> {
+) -> Result<Result<ClaudeReadyProcess, ClaudeStartRefusal>, RunError> {
     let mut program = start.program();
     program.argv.extend(ToolServer::from_spec(start.spec).iter().flat_map(mcp_config_args));
     program.argv.extend([flag.to_owned(), session_id.to_owned()]);
     let (mut process, stdin, stdout) = start.start_process(program).await?;
     let mut lines = LineTransport::new(stdout, stdin, process.exited());
     match start.finish_step(&mut process, handshake::perform_handshake(&mut lines)).await? {
-        Ok(()) => Ok(Ok((process, lines))),
+        Ok(mode) => Ok(Ok(ClaudeReadyProcess { process, lines, mode })),
         Err(reason) => {
             // Wait for the exit: two processes at once could both write to the same conversation.
             let exited = process.exited().map(Ok::<(), StdioHandshakeError<String>>);
@@ -96,17 +107,18 @@ async fn start_process(
 
 fn into_agent(
     start: StdioAgentStart<'_>,
-    process: AgentProcess,
-    lines: ClaudeLines,
+    ready: ClaudeReadyProcess,
     session: String,
     resume_failure: Option<String>,
 ) -> StdioAgent<ClaudeConversation<pipe::Receiver, pipe::Sender>> {
+    let ClaudeReadyProcess { process, lines, mode } = ready;
+    let modes = ModeGuard::new(start.manifest.modes.clone(), mode);
     let steers = start.manifest.can_steer();
     let resumed = start.spec.agent_session_id.as_ref() == Some(&session);
     let pricing = TokenPricing::from_spec(start.spec);
     let decoder =
         ClaudeEventDecoder::new(ClaudeUsageCounter::new(pricing, start.spec.model.clone(), resumed));
-    let conversation = ClaudeConversation::new(lines, session, decoder, steers, resume_failure);
+    let conversation = ClaudeConversation::new(lines, session, decoder, modes, steers, resume_failure);
     start.into_agent(process, conversation, steers)
 }
 

@@ -1,12 +1,13 @@
 //! The state of one turn: messages that the agent has not settled, open asks, pending output, and whether the agent was
 //! asked to stop. This module only keeps state; the loop in `conversation` makes the decisions.
 
-use qd_protocol::EventNumber;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{TurnOutcome, TurnStopReason};
+use qd_protocol::{EventNumber, Millis};
 use serde_json::Value;
 
 use super::messages::{ClaudeCommandState, ClaudeTurnResult};
+use crate::agent_launcher::NOT_SIGNED_IN;
 use crate::turn::DriverTurn;
 use crate::turn_state::TurnState;
 
@@ -18,11 +19,25 @@ pub(super) struct ClaudeTurn<'t> {
     /// Whether the agent has started on the prompt. Earlier output belongs to something else.
     pub(super) prompt_started: bool,
     pub(super) cancelled: bool,
+    /// The prompt, as long as the agent is being put into the mode of the turn.
+    pub(super) prompt_after_mode: Option<ClaudePendingPrompt>,
+    /// Why the turn is stopped: the agent no longer asks before it acts.
+    pub(super) policy_error: Option<RunError>,
+    /// When the quota of the account resets, if the agent has said in this turn that it is exhausted.
+    pub(super) quota_resets_at: Option<Millis>,
     /// The outcome of the last result, or of the first one that reported a failure.
     outcome: Option<TurnOutcome>,
 }
 
-/// A message that we sent.
+/// A prompt that is sent when the agent has answered a request for its mode.
+#[derive(Debug)]
+pub(super) struct ClaudePendingPrompt {
+    pub(super) request_id: String,
+    pub(super) mode: String,
+    pub(super) message: Value,
+}
+
+/// A message that we sent, or that waits for the agent's mode.
 #[derive(Debug)]
 struct ClaudeSentMessage {
     uuid: String,
@@ -53,8 +68,22 @@ impl<'t> ClaudeTurn<'t> {
             }],
             prompt_started: false,
             cancelled: false,
+            prompt_after_mode: None,
+            policy_error: None,
+            quota_resets_at: None,
             outcome: None,
         }
+    }
+
+    /// Whether the prompt waits for the response with this id.
+    pub(super) fn awaits_mode(&self, request_id: &str) -> bool {
+        self.prompt_after_mode.as_ref().is_some_and(|pending| pending.request_id == request_id)
+    }
+
+    /// Ends a turn whose prompt was not sent.
+    pub(super) fn fail_unsent(&mut self, error: RunError) {
+        self.open_messages.clear();
+        self.outcome = Some(TurnOutcome::failed(error));
     }
 
     /// Records that a steer was sent.
@@ -140,7 +169,7 @@ impl<'t> ClaudeTurn<'t> {
         reports_lifecycle: bool,
     ) -> Vec<ClaudeSteerOutcome> {
         if !self.has_failed() {
-            self.outcome = Some(result_outcome(result));
+            self.outcome = Some(result_outcome(result, self.quota_resets_at));
         }
         let all = result.user_message_uuids.is_empty() && !reports_lifecycle;
         let is_over = |message: &ClaudeSentMessage| {
@@ -156,6 +185,9 @@ impl<'t> ClaudeTurn<'t> {
         if !self.open_messages.is_empty() {
             return None;
         }
+        if let Some(error) = self.policy_error.take() {
+            return Some(TurnOutcome::failed(error));
+        }
         Some(match self.outcome.take() {
             Some(outcome) => outcome,
             None if self.cancelled => TurnOutcome::cancelled(),
@@ -165,8 +197,9 @@ impl<'t> ClaudeTurn<'t> {
 }
 
 /// The outcome that a result stands for. Only `is_error` tells whether it is an error: a failed model call has the
-/// subtype `success`.
-fn result_outcome(result: &ClaudeTurnResult) -> TurnOutcome {
+/// subtype `success`. `quota_resets_at` is set if the account's quota was exhausted during the turn; one that ends well
+/// all the same went on with paid usage.
+fn result_outcome(result: &ClaudeTurnResult, quota_resets_at: Option<Millis>) -> TurnOutcome {
     let stopped_by = result.terminal_reason.as_deref().unwrap_or_default();
     if result.is_error && stopped_by.starts_with("aborted") {
         return TurnOutcome::cancelled();
@@ -183,9 +216,11 @@ fn result_outcome(result: &ClaudeTurnResult) -> TurnOutcome {
             if message.is_empty() {
                 message = format!("the agent's turn failed: {subtype}");
             }
-            let code =
-                if result.api_error_status == Some(401) { "agent_not_signed_in" } else { "agent_error" };
-            TurnOutcome::failed(RunError::new(code, message))
+            TurnOutcome::failed(match (result.api_error_status, quota_resets_at) {
+                (Some(401), _) => RunError::new(NOT_SIGNED_IN, message),
+                (_, Some(resets_at)) => RunError::quota_exhausted(message, Some(resets_at)),
+                _ => RunError::new("agent_error", message),
+            })
         }
         (false, ..) => with_text(TurnStopReason::EndTurn),
     }
@@ -199,7 +234,7 @@ mod tests {
 
     #[test]
     fn is_error_decides_whether_a_turn_failed_whatever_the_subtype() {
-        let outcome_of = |result: Value| result_outcome(&serde_json::from_value(result).unwrap());
+        let outcome_of = |result: Value| result_outcome(&serde_json::from_value(result).unwrap(), None);
         let api = outcome_of(json!({"subtype": "success", "is_error": true, "terminal_reason": "api_error",
             "result": "API Error: 400", "stop_reason": "stop_sequence", "api_error_status": 400}));
         let error = api.error.unwrap();
@@ -224,6 +259,13 @@ mod tests {
             (stop_for("max_tokens"), stop_for("refusal")),
             (TurnStopReason::MaxTokens, TurnStopReason::Refused)
         );
+        let limit =
+            json!({"subtype": "success", "is_error": true, "result": "limit", "api_error_status": 429});
+        let limit = result_outcome(&serde_json::from_value(limit).unwrap(), Some(Millis(7))).error.unwrap();
+        assert_eq!((limit.code.as_str(), limit.resets_at), ("quota_exhausted", Some(Millis(7))));
+        let paid = json!({"subtype": "success", "result": "fine", "stop_reason": "end_turn"});
+        let paid = result_outcome(&serde_json::from_value(paid).unwrap(), Some(Millis(7)));
+        assert_eq!((paid.stop, paid.error), (TurnStopReason::EndTurn, None), "the turn went on");
         let aborted = json!({"subtype": "error_during_execution", "is_error": true, "terminal_reason": "aborted_tools"});
         assert_eq!(outcome_of(aborted).stop, TurnStopReason::Cancelled);
     }

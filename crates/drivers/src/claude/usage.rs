@@ -64,6 +64,11 @@ impl ClaudeUsageCounter {
         })
     }
 
+    /// All tokens of the current call: those that the model has read and those that it has written.
+    pub(super) fn current_call_tokens(&self) -> u64 {
+        self.current_call.total_input() + self.current_call.output
+    }
+
     /// The usage in a result beyond what was emitted since the previous one.
     pub(super) fn count_result(&mut self, result: &ClaudeTurnResult) -> Option<TurnUpdate> {
         let before = self.last_total_cost;

@@ -10,6 +10,7 @@ use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{TurnOutcome, TurnStopReason};
+use qd_protocol::manifest::AgentModes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,6 +23,7 @@ use super::prompt_content;
 use super::turn::{CodexTurn, sleep_until};
 use super::turn_end::CodexTurnEnd;
 use crate::emit::{EmitFuture, emit_late, emit_late_and_notices, left_out_notice, wait_for_emit};
+use crate::mode_guard::ModeGuard;
 use crate::pricing::TokenPricing;
 use crate::stdio_agent::StdioConversation;
 use crate::turn::{DriverPrompt, DriverSteer, DriverTurn};
@@ -32,6 +34,9 @@ pub(crate) struct CodexConversation<R, W> {
     pub(super) connection: CodexConnection<R, W>,
     pub(super) thread: String,
     pub(super) decoder: CodexEventDecoder,
+    modes: ModeGuard,
+    model: String,
+    effort: Option<String>,
     /// The turn of our thread that the server works on.
     live_turn: Option<String>,
     /// Running turns of the agents that ours has started, by thread.
@@ -50,14 +55,18 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
         connection: CodexConnection<R, W>,
         handshake: CodexHandshakeResult,
         pricing: TokenPricing,
+        modes: AgentModes,
     ) -> Self {
-        let CodexHandshakeResult { thread, model, notices: first_notices } = handshake;
+        let CodexHandshakeResult { thread, model, effort, notices: first_notices } = handshake;
         let decoder = CodexEventDecoder::new(thread.clone(), &model, pricing);
         let subagent_turns = BTreeMap::new();
         Self {
             connection,
             thread,
             decoder,
+            modes: ModeGuard::new(modes, None),
+            model,
+            effort,
             live_turn: None,
             subagent_turns,
             last_run: None,
@@ -88,7 +97,14 @@ where
         self.last_run = Some(turn.run.clone());
         self.decoder.begin_turn();
         let (input, left_out) = prompt_content::turn_input(prompt);
-        let request = self.connection.request("turn/start", json!({"threadId": self.thread, "input": input}));
+        let mut params = json!({"threadId": self.thread, "input": input});
+        match self.modes.mode_before_turn(prompt.mode.as_deref()) {
+            Ok(None) => {}
+            // A resumed thread may be in any mode, so it is set with each turn.
+            Ok(Some(mode)) => params["collaborationMode"] = self.collaboration_mode(&mode),
+            Err(error) => return Ok(Some(TurnOutcome::failed(error))),
+        }
+        let request = self.connection.request("turn/start", params);
         let mut open_turn = CodexTurn::new(turn, request);
         let notices = self.first_notices.drain(..).chain(left_out.into_iter().map(left_out_notice)).collect();
         open_turn.state.emitting =
@@ -143,6 +159,13 @@ where
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
+    /// The parameter that puts this and later turns into a mode. It has the model's settings too, so they are repeated.
+    fn collaboration_mode(&self, mode: &str) -> Value {
+        let instructions: Option<&str> = None;
+        let settings = json!({"model": self.model, "reasoning_effort": self.effort, "developer_instructions": instructions});
+        json!({"mode": mode, "settings": settings})
+    }
+
     fn send_steer(&mut self, open_turn: &mut CodexTurn<'_>, steer: DriverSteer) {
         let Some(turn) = open_turn.id.clone() else { return };
         let id = self.send_steer_text(&self.thread.clone(), &turn, &steer.text);
@@ -315,7 +338,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> CodexConversation<R, W> {
             "interrupted" => TurnOutcome::cancelled(),
             "failed" => {
                 let error = ended.error.clone().or(open_turn.pending_error.take());
-                let error = error.map(|error| error.run_error());
+                let error = error.map(|error| error.run_error(self.decoder.quota_resets_at()));
                 TurnOutcome::failed(error.unwrap_or_else(|| {
                     RunError::new("agent_error", "the turn failed without a reason from the agent")
                 }))

@@ -4,14 +4,15 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use qd_protocol::RunId;
 use qd_protocol::event::PlanEntry;
 use qd_protocol::link::TurnUpdate;
+use qd_protocol::{Millis, RunId};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::connection::CodexParams;
 use super::items::{CodexItem, CodexToolUse};
+use super::rate_limits::CodexRateLimits;
 use super::tool_calls::{CodexToolCall, CodexToolCalls};
 use super::turn_end::{CodexTurnEnd, CodexTurnError};
 use super::usage::{CodexUsageCounter, CodexUsageReport};
@@ -40,6 +41,8 @@ pub(super) struct CodexEventDecoder {
     /// Threads whose model call was already counted. Their next item shows another call.
     threads_between_calls: HashSet<String>,
     warnings: VecDeque<String>,
+    /// The quotas of the account, as last reported.
+    rate_limits: CodexRateLimits,
 }
 
 /// The updates of a notification, and the turn that they belong to, if any.
@@ -103,6 +106,7 @@ impl CodexEventDecoder {
             threads_with_tools: HashSet::new(),
             threads_between_calls: HashSet::new(),
             warnings: VecDeque::new(),
+            rate_limits: CodexRateLimits::default(),
         }
     }
 
@@ -130,6 +134,11 @@ impl CodexEventDecoder {
     /// The run that a turn belongs to, if its start was seen.
     pub(super) fn run_of_turn(&self, turn: &str) -> Option<&RunId> {
         self.turn_runs.iter().find(|(id, _)| id == turn).map(|(_, run)| run)
+    }
+
+    /// When the quota of the account resets, if it is exhausted.
+    pub(super) fn quota_resets_at(&self) -> Option<Millis> {
+        self.rate_limits.resets_at()
     }
 
     /// The open tool calls.
@@ -172,6 +181,10 @@ impl CodexEventDecoder {
             "turn/plan/updated" => emit(decode_plan(params).into_iter().collect()),
             "error" => decode_error(params, fields, turn.as_deref()),
             "warning" | "guardianWarning" => emit(self.decode_warning(fields.message)),
+            "account/rateLimits/updated" => {
+                self.rate_limits = CodexRateLimits::read(params).unwrap_or_default();
+                nothing
+            }
             "model/rerouted" => {
                 self.usage.set_model(&fields.to_model);
                 emit(vec![TurnUpdate::notice(format!("the model is now {}", fields.to_model))])
@@ -215,8 +228,10 @@ impl CodexEventDecoder {
             return CodexOutput::default();
         };
         let live = self.run_of_turn(&turn).is_some();
+        let context = token_usage.context().filter(|_| live && thread == self.thread);
         let usage = self.usage.count_report(&thread, live, token_usage);
-        let mut updates: Vec<TurnUpdate> = usage.map(TurnUpdate::usage).into_iter().collect();
+        let usage = usage.map(TurnUpdate::usage).into_iter();
+        let mut updates: Vec<TurnUpdate> = usage.chain(context.map(TurnUpdate::Context)).collect();
         if self.threads_with_tools.remove(&thread) {
             updates.push(TurnUpdate::ModelCall);
         } else if live {
@@ -284,7 +299,7 @@ impl CodexEventDecoder {
                 updates.push(TurnUpdate::Thought { text });
             }
         } else if item.kind == "contextCompaction" {
-            updates.push(TurnUpdate::notice("the agent compacted its conversation".to_owned()));
+            updates.push(TurnUpdate::Compacted { used_before: None });
         } else if let Some(tool) = item.tool_use() {
             // Some calls are only reported when they have finished.
             updates.extend(self.start_tool(item, turn));

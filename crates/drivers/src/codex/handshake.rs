@@ -30,6 +30,8 @@ pub(super) struct CodexHandshakeResult {
     pub(super) thread: String,
     /// The effective model, which determines the token price.
     pub(super) model: String,
+    /// The effective reasoning effort.
+    pub(super) effort: Option<String>,
     /// Notices that the first turn emits first.
     pub(super) notices: Vec<String>,
 }
@@ -134,10 +136,12 @@ fn parse_thread(
     notices: Vec<String>,
 ) -> Result<CodexHandshakeResult, CodexHandshakeError> {
     #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
     struct CodexThreadResponse {
         thread: CodexThread,
         #[serde(default)]
         model: String,
+        reasoning_effort: Option<String>,
         sandbox: Option<CodexSandbox>,
     }
     #[derive(Deserialize)]
@@ -149,7 +153,8 @@ fn parse_thread(
         #[serde(rename = "type")]
         kind: String,
     }
-    let Some(CodexThreadResponse { thread, model, sandbox }) = response.read() else {
+    let Some(CodexThreadResponse { thread, model, reasoning_effort: effort, sandbox }) = response.read()
+    else {
         return Err(CodexHandshakeError::Refused(CodexRpcError::invalid_params(
             "the agent's response names no thread",
         )));
@@ -159,7 +164,7 @@ fn parse_thread(
             format!("Codex did not take the read-only sandbox but `{kind}`, in which it does not ask");
         return Err(CodexHandshakeError::Refused(CodexRpcError::invalid_params(message)));
     }
-    Ok(CodexHandshakeResult { thread: thread.id, model, notices })
+    Ok(CodexHandshakeResult { thread: thread.id, model, effort, notices })
 }
 
 /// Sends a request and waits for its response.

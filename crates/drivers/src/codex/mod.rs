@@ -17,6 +17,7 @@ mod event_decoder;
 mod handshake;
 mod items;
 mod prompt_content;
+mod rate_limits;
 #[cfg(test)]
 mod tests;
 mod tool_calls;
@@ -48,7 +49,8 @@ pub(crate) async fn start_codex_agent(
     match start.finish_step(&mut process, handshake).await? {
         Ok(handshake) => {
             let pricing = TokenPricing::from_spec(start.spec);
-            let conversation = CodexConversation::new(connection, handshake, pricing);
+            let conversation =
+                CodexConversation::new(connection, handshake, pricing, start.manifest.modes.clone());
             Ok(start.into_agent(process, conversation, true))
         }
         Err(refusal) => Err(refused_start(&mut process, run_error(&refusal)).await),

@@ -1,8 +1,11 @@
 //! How the server reports the end of a turn: with the turn's id, a status, and an error if it failed.
 
+use qd_protocol::Millis;
 use qd_protocol::event::RunError;
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::agent_launcher::NOT_SIGNED_IN;
 
 /// The end of a turn.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -25,11 +28,14 @@ pub(super) struct CodexTurnError {
 }
 
 impl CodexTurnError {
-    /// The error that the run fails with.
-    pub(super) fn run_error(&self) -> RunError {
-        let code =
-            if self.codex_error_info == "unauthorized" { "agent_not_signed_in" } else { "agent_error" };
-        RunError::new(code, self.message_text())
+    /// The error that the run fails with. `quota_resets_at` is known if the account's quota is exhausted.
+    pub(super) fn run_error(&self, quota_resets_at: Option<Millis>) -> RunError {
+        let message = self.message_text();
+        match self.codex_error_info.as_str() {
+            Some("unauthorized") => RunError::new(NOT_SIGNED_IN, message),
+            Some("usageLimitExceeded") => RunError::quota_exhausted(message, quota_resets_at),
+            _ => RunError::new("agent_error", message),
+        }
     }
 
     /// The error as one line of text. If the message is the JSON body of a model API error, only its cause is shown.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use qd_protocol::event::TokenUsage;
+use qd_protocol::event::{ContextUsage, TokenUsage};
 use serde::Deserialize;
 
 use crate::pricing::{TOKENS_MAX, TokenPricing, round_cost};
@@ -13,10 +13,23 @@ const THREADS_MAX: usize = 256;
 
 /// The server's usage report on one thread.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct CodexUsageReport {
     total: CodexTokenCounts,
     /// The usage of the last model call.
     last: CodexTokenCounts,
+    /// Tokens that the model can read at most.
+    #[serde(default)]
+    model_context_window: Option<u64>,
+}
+
+impl CodexUsageReport {
+    /// How full the context is after the last model call, if the server knows how much fits.
+    pub(super) fn context(&self) -> Option<ContextUsage> {
+        let CodexTokenCounts { input_tokens, output_tokens } = self.last.clamped();
+        let size = self.model_context_window.filter(|size| *size > 0)?;
+        Some(ContextUsage { used: input_tokens + output_tokens, size })
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -54,7 +67,7 @@ impl CodexUsageCounter {
         live: bool,
         report: CodexUsageReport,
     ) -> Option<TokenUsage> {
-        let CodexUsageReport { total, last } = report;
+        let CodexUsageReport { total, last, .. } = report;
         if self.totals.len() >= THREADS_MAX && !self.totals.contains_key(thread) {
             self.totals.clear();
         }
@@ -100,7 +113,7 @@ mod tests {
 
     fn report(total: (u64, u64), last: (u64, u64)) -> CodexUsageReport {
         let tokens = |(input_tokens, output_tokens)| CodexTokenCounts { input_tokens, output_tokens };
-        CodexUsageReport { total: tokens(total), last: tokens(last) }
+        CodexUsageReport { total: tokens(total), last: tokens(last), model_context_window: None }
     }
 
     fn tokens(usage: Option<TokenUsage>) -> Option<(u64, u64)> {

@@ -1,15 +1,16 @@
-//! The secrets of one agent in the encodings they usually appear in, and how they are found in text. Streams are
-//! handled by the parent module; here a search only says where a text may go on as a secret.
+//! The secrets of one agent in all their forms, and how they are found in text. Streams are handled by the parent module;
+//! here a search only says where a text may go on as a secret.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use qd_protocol::text::escaped_head;
 use qd_protocol::worker::AgentSpec;
 
+use super::dumped_bytes::DumpNotation;
+use super::secret_forms::{FormMatch, SecretForm};
 use super::secret_variables::secrets_of;
 
 /// Shorter values are not redacted: hiding them would hide half of all text.
@@ -25,17 +26,50 @@ pub(crate) type RedactionMark = Arc<str>;
 /// Finds secrets and replaces them with their marks.
 #[derive(Debug, Default)]
 pub struct SecretMatcher {
-    /// Grouped by their first two bytes, so that most of a text is skipped with one lookup. Longest first.
-    patterns: HashMap<[u8; 2], Vec<SecretPattern>>,
-    /// The bytes that a pattern can begin with.
-    first_bytes: Vec<u8>,
-    longest_len: usize,
+    patterns: Vec<SecretPattern>,
+    /// The patterns that can begin with two bytes, by position in `patterns`.
+    by_first_pair: HashMap<[u8; 2], Vec<usize>>,
+    beginnings: PatternBeginnings,
 }
 
 #[derive(Debug)]
 struct SecretPattern {
-    bytes: Box<[u8]>,
+    form: SecretForm,
     mark: RedactionMark,
+}
+
+/// The bytes and the pairs of bytes that patterns begin with, as sets of bits, so that most of a text is skipped with two
+/// loads for each byte. Without patterns there are no bits at all.
+#[derive(Debug, Default)]
+struct PatternBeginnings {
+    first: [u64; 4],
+    pairs: Vec<u64>,
+}
+
+impl PatternBeginnings {
+    fn add(&mut self, pair: [u8; 2]) {
+        self.pairs.resize(1 << 10, 0);
+        let bit = usize::from(u16::from_be_bytes(pair));
+        self.pairs[bit / 64] |= 1 << (bit % 64);
+        self.first[usize::from(pair[0]) / 64] |= 1 << (pair[0] % 64);
+    }
+
+    fn has_first(&self, byte: u8) -> bool {
+        self.first[usize::from(byte) / 64] >> (byte % 64) & 1 == 1
+    }
+
+    fn has_pair(&self, pair: [u8; 2]) -> bool {
+        let bit = usize::from(u16::from_be_bytes(pair));
+        self.pairs[bit / 64] >> (bit % 64) & 1 == 1
+    }
+
+    /// The first position of a pair, at or after `from`.
+    fn find_pair(&self, bytes: &[u8], from: usize) -> Option<usize> {
+        let mut pairs = bytes.get(from..).filter(|_| !self.pairs.is_empty())?.windows(2);
+        pairs
+            .position(|pair| self.has_first(pair[0]) && self.has_pair([pair[0], pair[1]]))
+            .map(|at| from + at)
+    }
 }
 
 /// The result of redacting a text that may go on.
@@ -85,32 +119,30 @@ impl SecretMatcher {
 
     /// Matches these secrets, by name, as far as they are long enough.
     pub(crate) fn new(secrets: &BTreeMap<String, String>) -> Self {
-        let mut encodings: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
+        let mut forms: BTreeMap<SecretForm, &str> = BTreeMap::new();
         for (name, value) in secrets {
             for value in [value.as_str(), value.trim()] {
                 if value.len() >= SECRET_MIN {
-                    for encoding in encodings_of(value) {
-                        encodings.entry(encoding).or_insert(name);
+                    for form in forms_of(value.as_bytes()) {
+                        forms.entry(form).or_insert(name);
                     }
                 }
             }
             for line in value.lines().map(str::trim).filter(|line| line.len() >= LINE_MIN) {
-                for encoding in [line.to_owned(), json_escape(line), json_escape(line).replace('/', "\\/")] {
-                    encodings.entry(encoding.into_bytes()).or_insert(name);
-                }
+                forms.entry(SecretForm::Escaped(line.as_bytes().into())).or_insert(name);
             }
         }
         let mut matcher = Self::default();
-        for (bytes, name) in encodings {
-            matcher.longest_len = matcher.longest_len.max(bytes.len());
-            matcher.first_bytes.push(bytes[0]);
+        for (form, name) in forms {
+            for pair in form.first_pairs() {
+                matcher.beginnings.add(pair);
+                let starting = matcher.by_first_pair.entry(pair).or_default();
+                if starting.last() != Some(&matcher.patterns.len()) {
+                    starting.push(matcher.patterns.len());
+                }
+            }
             let mark = format!("[{} redacted]", escaped_head(name, NAME_MAX)).into();
-            let pattern = SecretPattern { bytes: bytes.into(), mark };
-            matcher.patterns.entry([pattern.bytes[0], pattern.bytes[1]]).or_default().push(pattern);
-        }
-        matcher.first_bytes.dedup();
-        for patterns in matcher.patterns.values_mut() {
-            patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.bytes.len()));
+            matcher.patterns.push(SecretPattern { form, mark });
         }
         matcher
     }
@@ -125,10 +157,10 @@ impl SecretMatcher {
     pub(crate) fn redact_end(&self, text: &str, mark: Option<RedactionMark>) -> String {
         let mut clean = RedactedText::continuing(mark);
         let mut done = 0;
-        while let Some((start, pattern)) = self.next_secret(text, done) {
+        while let Some((start, len, mark)) = self.next_secret(text, done) {
             clean.push_plain(&text[done..start]);
-            clean.push_mark(&pattern.mark);
-            done = start + pattern.bytes.len();
+            clean.push_mark(mark);
+            done = start + len;
         }
         clean.push_plain(&text[done..]);
         clean.text
@@ -139,145 +171,91 @@ impl SecretMatcher {
     /// same as for the whole text: the leftmost and then the longest secret is found.
     pub(crate) fn redact_start(&self, text: &str, mark: Option<RedactionMark>) -> RedactedStart {
         let bytes = text.as_bytes();
-        // A pattern can be cut off only this close to the end.
-        let open = text.len().saturating_sub(self.longest_len.saturating_sub(1));
         let mut clean = RedactedText::continuing(mark);
         let (mut done, mut at) = (0, 0);
-        while at < bytes.len() {
-            let candidate = self.next_candidate(text, at);
-            let cut_off = (at.max(open)..candidate.map_or(bytes.len(), |start| start + 1))
-                .find(|start| self.may_become_secret(&bytes[*start..]));
-            if let Some(start) = cut_off {
-                clean.push_plain(&text[done..start]);
-                return RedactedStart { text: clean.text, undecided_from: start, mark: clean.mark };
-            }
-            let Some(start) = candidate else { break };
-            match self.longest_match_at(&bytes[start..]) {
-                Some(pattern) => {
+        let undecided_from = loop {
+            let Some(start) = self.beginnings.find_pair(bytes, at) else {
+                // The last byte may be the first of a pair.
+                break match bytes.last() {
+                    Some(last) if bytes.len() > at && self.beginnings.has_first(*last) => bytes.len() - 1,
+                    _ => bytes.len(),
+                };
+            };
+            match self.secret_at(&bytes[start..], false) {
+                SecretAtStart::Undecided => break start,
+                SecretAtStart::Found(len, mark) => {
                     clean.push_plain(&text[done..start]);
-                    clean.push_mark(&pattern.mark);
-                    done = start + pattern.bytes.len();
+                    clean.push_mark(mark);
+                    done = start + len;
                     at = done;
                 }
-                None => at = start + 1,
+                SecretAtStart::Absent => at = start + 1,
             }
-        }
-        clean.push_plain(&text[done..]);
-        RedactedStart { text: clean.text, undecided_from: text.len(), mark: clean.mark }
+        };
+        clean.push_plain(&text[done..undecided_from]);
+        RedactedStart { text: clean.text, undecided_from, mark: clean.mark }
     }
 
-    /// The next secret at or after `from`, with its position.
-    fn next_secret(&self, text: &str, from: usize) -> Option<(usize, &SecretPattern)> {
+    /// The next secret at or after `from`: its position, its length and its mark.
+    fn next_secret(&self, text: &str, from: usize) -> Option<(usize, usize, &RedactionMark)> {
         let mut at = from;
         loop {
-            let start = self.next_candidate(text, at)?;
-            if let Some(pattern) = self.longest_match_at(&text.as_bytes()[start..]) {
-                return Some((start, pattern));
+            let start = self.beginnings.find_pair(text.as_bytes(), at)?;
+            if let SecretAtStart::Found(len, mark) = self.secret_at(&text.as_bytes()[start..], true) {
+                return Some((start, len, mark));
             }
             at = start + 1;
         }
     }
 
-    /// The next position where two bytes match the beginning of a pattern.
-    fn next_candidate(&self, text: &str, from: usize) -> Option<usize> {
-        if self.patterns.is_empty() {
-            return None;
+    /// The longest secret that a text begins with. It is undecided while another one could be longer.
+    fn secret_at(&self, bytes: &[u8], is_whole: bool) -> SecretAtStart<'_> {
+        let starting = bytes.first_chunk().and_then(|pair| self.by_first_pair.get(pair));
+        let mut longest = SecretAtStart::Absent;
+        let mut longest_len = 0;
+        for pattern in starting.into_iter().flatten().map(|position| &self.patterns[*position]) {
+            match pattern.form.match_start(bytes, is_whole) {
+                FormMatch::Differs => {}
+                FormMatch::Undecided => return SecretAtStart::Undecided,
+                FormMatch::Found(len) if len > longest_len => {
+                    longest = SecretAtStart::Found(len, &pattern.mark);
+                    longest_len = len;
+                }
+                FormMatch::Found(_) => {}
+            }
         }
-        let pairs = text.as_bytes().get(from..)?.windows(2);
-        pairs
-            .enumerate()
-            .find(|(_, pair)| self.first_bytes.contains(&pair[0]) && self.patterns.contains_key(*pair))
-            .map(|(at, _)| from + at)
-    }
-
-    fn longest_match_at(&self, bytes: &[u8]) -> Option<&SecretPattern> {
-        self.patterns.get(bytes.get(..2)?)?.iter().find(|pattern| bytes.starts_with(&pattern.bytes))
-    }
-
-    /// Whether `bytes` is a proper prefix of a pattern.
-    fn may_become_secret(&self, bytes: &[u8]) -> bool {
-        match bytes {
-            [] => false,
-            [only] => self.first_bytes.contains(only),
-            [first, second, ..] => self.patterns.get(&[*first, *second]).is_some_and(|patterns| {
-                patterns
-                    .iter()
-                    .take_while(|pattern| pattern.bytes.len() > bytes.len())
-                    .any(|pattern| pattern.bytes.starts_with(bytes))
-            }),
-        }
+        longest
     }
 }
 
-/// The value itself and its usual encodings.
-fn encodings_of(value: &str) -> Vec<Vec<u8>> {
-    let bytes = value.as_bytes();
-    let mut encodings = vec![
-        value.to_owned(),
-        STANDARD.encode(bytes),
-        STANDARD_NO_PAD.encode(bytes),
-        URL_SAFE.encode(bytes),
-        URL_SAFE_NO_PAD.encode(bytes),
-        hex::encode(bytes),
-        hex::encode_upper(bytes),
-        percent_encode_lower(value, ESCAPED_RFC3986),
-        utf8_percent_encode(value, ESCAPED_RFC3986).to_string(),
-        utf8_percent_encode(value, ESCAPED_JAVASCRIPT).to_string(),
-        utf8_percent_encode(value, ESCAPED_RFC3986).to_string().replace("%20", "+"),
-        json_escape(value),
-        json_escape_ascii(value),
-        json_escape(value).replace('/', "\\/"),
-    ];
+/// The secret that a text begins with.
+enum SecretAtStart<'a> {
+    Absent,
+    /// The text ends before it can be said.
+    Undecided,
+    /// Its length and its mark.
+    Found(usize, &'a RedactionMark),
+}
+
+/// All forms of a value.
+fn forms_of(value: &[u8]) -> Vec<SecretForm> {
+    let mut forms = vec![SecretForm::Escaped(value.into())];
+    forms.extend(DumpNotation::ALL.map(|notation| SecretForm::Dump(notation, value.into())));
+    let mut base64 = vec![STANDARD.encode(value), STANDARD_NO_PAD.encode(value)];
     // Inside a longer base64 text, such as after `user:`, the value may begin in the middle of a group of three bytes.
-    for shift in 0..3 {
-        encodings.push(base64_fragment(bytes, shift, &STANDARD_NO_PAD));
-        encodings.push(base64_fragment(bytes, shift, &URL_SAFE_NO_PAD));
-    }
-    encodings.retain(|encoding| encoding.len() >= SECRET_MIN);
-    encodings.into_iter().map(String::into_bytes).collect()
+    base64.extend((0..3).map(|shift| base64_fragment(value, shift)));
+    base64.retain(|characters| characters.len() >= SECRET_MIN);
+    forms.extend(base64.into_iter().map(|characters| SecretForm::Base64(characters.into_bytes().into())));
+    forms
 }
 
 /// The base64 characters that depend on the value alone, if `shift` bytes of its first group of three precede it.
-fn base64_fragment(bytes: &[u8], shift: usize, engine: &impl Engine) -> String {
-    let shifted = [&[0; 2][..shift], bytes].concat();
-    let whole = engine.encode(&shifted);
+fn base64_fragment(value: &[u8], shift: usize) -> String {
+    let shifted = [&[0; 2][..shift], value].concat();
+    let whole = STANDARD_NO_PAD.encode(&shifted);
     let begin = (shift * 8).div_ceil(6);
     let end = shifted.len() * 8 / 6;
     whole[begin..end].to_owned()
-}
-
-/// The characters that RFC 3986 wants escaped.
-const ESCAPED_RFC3986: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// The characters that JavaScript's `encodeURIComponent` escapes: fewer than RFC 3986 does.
-const ESCAPED_JAVASCRIPT: &AsciiSet =
-    &ESCAPED_RFC3986.remove(b'!').remove(b'*').remove(b'\'').remove(b'(').remove(b')');
-
-/// Percent-encodes with the digits a to f in lower case. The encoder gives each escape as a piece of its own, and no other
-/// piece has a percent sign.
-fn percent_encode_lower(value: &str, escaped: &'static AsciiSet) -> String {
-    utf8_percent_encode(value, escaped)
-        .map(|piece| if piece.starts_with('%') { piece.to_ascii_lowercase() } else { piece.to_owned() })
-        .collect()
-}
-
-/// Escapes as inside a JSON string.
-fn json_escape(value: &str) -> String {
-    let quoted = serde_json::Value::from(value).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
-}
-
-/// Escapes as inside a JSON string that is limited to ASCII.
-fn json_escape_ascii(value: &str) -> String {
-    let mut text = String::new();
-    for character in json_escape(value).chars() {
-        if character.is_ascii() {
-            text.push(character);
-        } else {
-            let mut units = [0; 2];
-            text.extend(character.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ impl Session {
             number: EventNumber(self.runs),
             run: RunId::parse(&format!("run_{}", self.runs)).expect("a good id"),
             prompt: words.to_string(),
+            mode: None,
             files: Vec::new(),
             messages: Vec::new(),
             limits: TurnLimits::default(),

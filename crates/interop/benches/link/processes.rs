@@ -95,6 +95,7 @@ pub(crate) async fn kill_ours() -> Duration {
         number: EventNumber(1),
         run: run.clone(),
         prompt,
+        mode: None,
         files,
         messages,
         limits,

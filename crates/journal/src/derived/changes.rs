@@ -35,6 +35,15 @@ pub enum DerivedChange {
     MessagePiece { seq: Seq, session: SessionKey, message: MessageId, text: String },
     /// A message is finished: all its pieces are one text, which can be found now.
     MessageFinished { place: DerivedText, message: MessageId },
+    /// Somebody did something.
+    Audit {
+        seq: Seq,
+        session: Option<SessionKey>,
+        workspace: Option<WorkspaceKey>,
+        at: Millis,
+        /// The caller's document about it, as JSON.
+        entry: String,
+    },
     /// Usage was reported.
     Usage { seq: Seq, session: SessionKey, at: Millis, run: Option<RunId>, usage: TokenUsage },
 }
@@ -93,6 +102,18 @@ fn apply_one(db: &Connection, change: &DerivedChange) -> Result<(), DerivedDataE
                 .execute(params![message.as_str(), to_sql_int(seq.0), session.0, text])?;
         }
         DerivedChange::MessageFinished { place, message } => finish_message(db, place, message)?,
+        DerivedChange::Audit { seq, session, workspace, at, entry } => {
+            db.prepare_cached(
+                "INSERT INTO audit(seq, session, workspace, ts, entry) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![
+                to_sql_int(seq.0),
+                session.map(|key| key.0),
+                workspace.map(|key| key.0),
+                to_sql_int(at.0),
+                entry
+            ])?;
+        }
         DerivedChange::Usage { seq, session, at, run, usage } => {
             db.prepare_cached(
                 "INSERT INTO usage(seq, session, ts, run, model, input_tokens, output_tokens, cost_usd)
@@ -187,6 +208,7 @@ pub(super) fn remove_other_sessions(
             "DELETE FROM entries WHERE session = ?1",
             "DELETE FROM open_texts WHERE session = ?1",
             "DELETE FROM usage WHERE session = ?1",
+            "DELETE FROM audit WHERE session = ?1",
             "DELETE FROM sessions WHERE key = ?1",
         ] {
             db.prepare_cached(sql)?.execute([session])?;

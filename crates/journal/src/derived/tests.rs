@@ -387,3 +387,46 @@ fn a_store_that_is_not_open_says_so() {
     assert!(matches!(store.usage(None), Err(DerivedDataError::NotOpen)));
     assert!(matches!(store.apply(&[], Seq(1)), Err(DerivedDataError::NotOpen)));
 }
+
+fn audited(seq: u64, session: Option<i64>, workspace: Option<i64>) -> DerivedChange {
+    DerivedChange::Audit {
+        seq: Seq(seq),
+        session: session.map(SessionKey),
+        workspace: workspace.map(WorkspaceKey),
+        at: Millis(seq * 1000),
+        entry: format!("{{\"seq\":{seq}}}"),
+    }
+}
+
+#[test]
+fn what_was_done_is_listed_in_both_orders_by_session_workspace_and_time() {
+    let fixture = DerivedFixture::with_sessions(2);
+    let done = [
+        audited(1, None, Some(1)),
+        audited(2, Some(1), Some(1)),
+        audited(3, Some(2), Some(1)),
+        audited(4, None, None),
+        audited(5, Some(1), Some(1)),
+    ];
+    fixture.store.apply(&done, Seq(5)).unwrap();
+    let list = |filter: AuditFilter, limit| {
+        let (documents, through) = fixture.store.audit(filter, limit).unwrap();
+        assert_eq!(through, Seq(5));
+        documents.iter().map(|(seq, _)| seq.0).collect::<Vec<_>>()
+    };
+    let all = AuditFilter::default();
+    assert_eq!(list(all, 9), [1, 2, 3, 4, 5]);
+    assert_eq!(list(AuditFilter { after: Some(Seq(2)), ..all }, 2), [3, 4]);
+    assert_eq!(list(AuditFilter { newest_first: true, before: Some(Seq(4)), ..all }, 2), [3, 2]);
+    assert_eq!(list(AuditFilter { session: Some(SessionKey(1)), ..all }, 9), [2, 5]);
+    assert_eq!(
+        list(AuditFilter { workspace: Some(WorkspaceKey(1)), newest_first: true, ..all }, 9),
+        [5, 3, 2, 1]
+    );
+    assert_eq!(list(AuditFilter { since: Some(Millis(2500)), ..all }, 9), [3, 4, 5]);
+    assert_eq!(list(AuditFilter { since: Some(Millis(9000)), ..all }, 9), [] as [u64; 0]);
+    let (documents, _) = fixture.store.audit(all, 1).unwrap();
+    assert_eq!(documents[0].1, b"{\"seq\":1}");
+    fixture.store.remove_other_sessions(&[SessionKey(1)]).unwrap();
+    assert_eq!(list(all, 9), [1, 2, 4, 5], "a purged session is gone from it");
+}

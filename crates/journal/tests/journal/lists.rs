@@ -229,7 +229,9 @@ async fn meta_is_kept_changed_and_forgotten() {
     let fixture = JournalFixture::new();
     assert_eq!(fixture.journal.meta("halt").await.unwrap(), None);
     for value in [Some(b"one".to_vec()), Some(b"two".to_vec()), None] {
-        change(&fixture.journal, vec![RowChange::Meta { key: "halt", value: value.clone() }]).await.unwrap();
+        change(&fixture.journal, vec![RowChange::Meta { key: "halt".into(), value: value.clone() }])
+            .await
+            .unwrap();
         assert_eq!(fixture.journal.meta("halt").await.unwrap(), value);
     }
 }

@@ -143,7 +143,7 @@ fn fold(event: &StoredEvent) -> Vec<RowChange> {
     }
     if number.0.is_multiple_of(10) {
         rows.push(RowChange::Snapshot { session: key, number, state: event.data.clone() });
-        rows.push(RowChange::Meta { key: "last", value: Some(event.data.clone()) });
+        rows.push(RowChange::Meta { key: "last".into(), value: Some(event.data.clone()) });
     }
     rows
 }
@@ -160,7 +160,9 @@ async fn read_everything(journal: &Journal) -> impl PartialEq + std::fmt::Debug 
 #[tokio::test]
 async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
     let fixture = JournalFixture::new();
-    change(&fixture.journal, vec![RowChange::Meta { key: "keep.me", value: Some(vec![1]) }]).await.unwrap();
+    change(&fixture.journal, vec![RowChange::Meta { key: "keep.me".into(), value: Some(vec![1]) }])
+        .await
+        .unwrap();
     for number in 1..=45 {
         for session in 1..=3 {
             let kind = if number % 7 == 1 { "run.accepted" } else { "text.delta" };
@@ -189,7 +191,7 @@ async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
     let JournalFixture { home, journal, .. } = fixture;
     // A row that no event explains must disappear, and a lost one must come back.
     let wrong = RowChange::Session(SessionRow { updated_at: Millis(1), ..session_row(77) });
-    let lost = RowChange::Meta { key: "last", value: None };
+    let lost = RowChange::Meta { key: "last".into(), value: None };
     change(&journal, vec![wrong, lost]).await.unwrap();
     journal.close().await;
     assert_eq!(rebuild(home.path(), fold).unwrap(), 135);

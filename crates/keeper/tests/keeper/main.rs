@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "every function here serves a test")]
 
 mod children;
+mod confined;
 mod escapees;
 mod loss;
 mod stopped;

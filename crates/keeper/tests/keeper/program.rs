@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     match arguments.as_slice() {
         ["__keeper"] => return qd_keeper::keeper_process::main(),
+        [qd_sandbox::SANDBOX_COMMAND, ..] => return qd_sandbox::main(),
         ["worker", mark, command @ ..] => runtime().block_on(worker(mark, command)),
         ["bereft", mark, command @ ..] => runtime().block_on(bereft(mark, command)),
         _ => return ExitCode::FAILURE,

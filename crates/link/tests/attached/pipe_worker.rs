@@ -300,6 +300,7 @@ pub(crate) fn prompt(number: u64) -> AgentCommand {
         number: EventNumber(number),
         run: run(),
         prompt: "go".to_owned(),
+        mode: None,
         files: Vec::new(),
         messages: Vec::new(),
         limits: TurnLimits::default(),

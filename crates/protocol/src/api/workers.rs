@@ -54,6 +54,13 @@ pub struct NewWorkerToken {
     /// Name for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Labels that a worker may join with. Without them it may join with one, which is made from the name, or from the
+    /// id if there is no name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// Names of the agents that a worker may offer. Without them, any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agents: Vec<String>,
 }
 
 /// A token with which a worker on another machine can join. Listed by `GET /v1/workers/tokens`. The token itself is
@@ -67,6 +74,13 @@ pub struct WorkerToken {
     pub created_at: Millis,
     /// When a worker last joined with this token.
     pub last_used_at: Option<Millis>,
+    /// Labels that a worker may join with. Null for a token that an earlier release made; it allows
+    /// any.
+    #[serde(default)]
+    pub labels: Option<Vec<String>>,
+    /// Names of the agents that a worker may offer. Null allows any.
+    #[serde(default)]
+    pub agents: Option<Vec<String>>,
 }
 
 /// Response to the creation of a worker token, with everything that `qd worker join` needs.
@@ -78,6 +92,12 @@ pub struct CreatedWorkerToken {
     /// Name for people.
     pub name: Option<String>,
     pub created_at: Millis,
+    /// Labels that a worker may join with.
+    #[serde(default)]
+    pub labels: Option<Vec<String>>,
+    /// Names of the agents that a worker may offer. Null allows any.
+    #[serde(default)]
+    pub agents: Option<Vec<String>>,
     /// The token. It is not shown again.
     pub token: String,
     /// Address to join at. Null if the daemon listens on no port.

@@ -155,6 +155,21 @@ pub struct NoticeShown {
     /// For how many seconds nothing has come from the agent, if the notice is about that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent_s: Option<u64>,
+    /// The name of the limit that was reached, as in `docs/limits.md`, if the notice is about that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
+}
+
+impl NoticeShown {
+    /// A notice that belongs to no run that has ended.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), after_run: None, silent_s: None, limit: None }
+    }
+
+    /// A notice that says which limit was reached.
+    pub fn of_limit(limit: &str, text: impl Into<String>) -> Self {
+        Self { limit: Some(limit.to_owned()), ..Self::new(text) }
+    }
 }
 
 /// Tokens and money used.
@@ -203,6 +218,36 @@ impl UsageReported {
             cost_usd: self.cost_usd,
         }
     }
+}
+
+/// How full the context of an agent's model is, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ContextUsage {
+    /// Tokens of the conversation that the model reads with its next call.
+    pub used: u64,
+    /// Tokens that the model can read at most.
+    pub size: u64,
+}
+
+/// Data of `context.updated`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextUpdated {
+    #[serde(flatten)]
+    pub context: ContextUsage,
+    /// The run that had already ended when this report came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_run: Option<RunId>,
+}
+
+/// Data of `context.compacted`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextCompacted {
+    /// Tokens in the context before it was compacted, if the agent reports that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_before: Option<u64>,
+    /// The run that had already ended when this report came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_run: Option<RunId>,
 }
 
 /// How a message ended.

@@ -1,19 +1,24 @@
 //! Every kind of event in the journal, and the types that events share with the API.
 //!
-//! Layout: `session` (settings of a session and its workers), `run` (the course of a prompt, and steers), `message`
-//! (messages, tool calls, usage), `ask` (permission requests and questions), `fleet` (routing between sessions), `mail`
-//! (messages between sessions).
+//! Layout: `actor` (who caused an event), `session` (settings of a session and its workers), `run` (the course of a
+//! prompt, and steers), `message` (messages, tool calls, usage), `ask` (permission requests and questions), `fleet`
+//! (routing between sessions), `mail` (messages between sessions), `quota` (exhausted quotas of accounts), `token`
+//! (tokens of clients and workers).
 
+mod actor;
 mod ask;
 mod fleet;
 mod mail;
 mod message;
+mod quota;
 mod run;
 mod session;
+mod token;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use self::actor::EventActor;
 pub use self::ask::{
     Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, PermissionDecision, ResolvedBy,
 };
@@ -23,18 +28,22 @@ pub use self::fleet::{
 };
 pub use self::mail::{MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent};
 pub use self::message::{
-    Attachment, MessageCreated, MessageDelta, MessageFinish, MessageFinished, MessagePart, MessageRole,
-    NoticeShown, PlanEntry, PlanUpdated, TokenUsage, ToolCallEvent, UsageReported,
+    Attachment, ContextCompacted, ContextUpdated, ContextUsage, MessageCreated, MessageDelta, MessageFinish,
+    MessageFinished, MessagePart, MessageRole, NoticeShown, PlanEntry, PlanUpdated, TokenUsage,
+    ToolCallEvent, UsageReported,
 };
+pub use self::quota::{QuotaReached, QuotaReleaseCause, QuotaReleased};
 pub use self::run::{
     ChildResult, FinishReason, ProcessCleanup, QueueReason, RunAccepted, RunCancelRequested, RunError,
     RunFinished, RunMoved, RunQueued, RunResumed, RunStopCause, RunSuspended, SteerAccepted, SteerMissed,
     SteerSent, SteerTaken, SurvivingProcess,
 };
 pub use self::session::{
-    FleetMembership, SessionCloseMode, SessionClosed, SessionCreated, SessionLimits, SessionUpdated,
-    SessionWorktree, WorkerExitReason, WorkerExited, WorkerReattached, WorkerStarted,
+    FleetMembership, ModeChangeSource, ModeChanged, SessionCloseMode, SessionClosed, SessionCreated,
+    SessionLimits, SessionUpdated, SessionWorktree, WorkerExitReason, WorkerExited, WorkerReattached,
+    WorkerStarted,
 };
+pub use self::token::{TokenCreated, TokenRevoked};
 use crate::ids::{RunId, Seq, SessionId, WorkspaceId};
 use crate::time::Millis;
 
@@ -71,9 +80,13 @@ macro_rules! kinds {
                 match self { $(Self::$name(_) => $kind,)* }
             }
 
-            /// The data as JSON.
-            pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
-                match self { $(Self::$name(data) => serde_json::to_vec(data),)* }
+            /// The data as JSON, with who caused the event if a command did.
+            pub fn encode(&self, actor: Option<&EventActor>) -> Result<Vec<u8>, serde_json::Error> {
+                let mut data = match self { $(Self::$name(data) => serde_json::to_vec(data)?,)* };
+                if let Some(actor) = actor {
+                    actor.add_to(&mut data)?;
+                }
+                Ok(data)
             }
 
             /// Parses a stored event. Returns `None` for a kind that this version does not know.
@@ -96,6 +109,8 @@ kinds! {
     SessionCreated(SessionCreated) = "session.created";
     /// Settings or bookkeeping of a session changed.
     SessionUpdated(SessionUpdated) = "session.updated";
+    /// The mode of a session's agent changed.
+    ModeChanged(ModeChanged) = "mode.changed";
     /// A session is closed.
     SessionClosed(SessionClosed) = "session.closed";
     /// A prompt is in the journal.
@@ -124,6 +139,10 @@ kinds! {
     NoticeShown(NoticeShown) = "notice.shown";
     /// Usage since the last report, not a total.
     UsageReported(UsageReported) = "usage.reported";
+    /// How full the agent's context is.
+    ContextUpdated(ContextUpdated) = "context.updated";
+    /// The agent replaced the older part of its conversation with a summary.
+    ContextCompacted(ContextCompacted) = "context.compacted";
     /// The model was called once more.
     TurnStarted(EmptyEventData) = "turn.started";
     /// The agent waits for a person.
@@ -182,6 +201,14 @@ kinds! {
     MailQuarantined(MailQuarantined) = "mail.quarantined";
     /// An agent failed.
     ErrorRaised(RunError) = "error.raised";
+    /// A token for a client or a worker was created.
+    TokenCreated(TokenCreated) = "token.created";
+    /// A token was revoked.
+    TokenRevoked(TokenRevoked) = "token.revoked";
+    /// An agent reported that the quota of its account is exhausted: no run of that account starts before it resets.
+    QuotaReached(QuotaReached) = "quota.reached";
+    /// The quota of an account has reset, or a person released it: runs of that account start again.
+    QuotaReleased(QuotaReleased) = "quota.released";
     /// A halt was set: no run starts any more.
     HaltSet(HaltSet) = "halt.set";
     /// The halt was lifted: runs start again.

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::TokenUsage;
 use crate::ids::{EventNumber, MailId, RunId, SessionId};
 use crate::text::BlobRef;
+use crate::time::Millis;
 
 /// Data of `run.accepted`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub enum QueueReason {
     Halted,
     /// As many agents are running as the daemon allows.
     Capacity,
+    /// The quota of the session's account is exhausted.
+    Quota,
 }
 
 /// Data of `run.queued`.
@@ -46,6 +49,16 @@ pub struct RunQueued {
     pub reason: QueueReason,
     /// Place in the queue, from 1.
     pub position: u32,
+    /// When the quota resets. Present only if that is what the run waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Millis>,
+}
+
+impl RunQueued {
+    /// A run that waits for anything but a quota.
+    pub fn new(reason: QueueReason, position: u32) -> Self {
+        Self { reason, position, until: None }
+    }
 }
 
 /// Data of `run.moved`.
@@ -113,6 +126,8 @@ pub enum RunStopCause {
     MaxTurns,
     /// The budget of the session, or of a session above it, is spent.
     Budget,
+    /// The agent has said as much as it may in this session.
+    JournalLimit,
 }
 
 impl RunStopCause {
@@ -123,6 +138,7 @@ impl RunStopCause {
             Self::Timeout => FinishReason::Timeout,
             Self::MaxTurns => FinishReason::MaxTurns,
             Self::Budget => FinishReason::BudgetExceeded,
+            Self::JournalLimit => FinishReason::Error,
         }
     }
 }
@@ -173,12 +189,30 @@ pub struct RunError {
     /// The last lines that the agent wrote to stderr.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stderr: Vec<String>,
+    /// When the exhausted quota resets, as the agent says. Only with the code `quota_exhausted`, and only if the time is
+    /// plausible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resets_at: Option<Millis>,
 }
 
 impl RunError {
+    /// The code of an error that means that the quota or rate limit of the agent's account is exhausted.
+    pub const QUOTA_EXHAUSTED: &'static str = "quota_exhausted";
+
     /// An error without exit status and stderr.
     pub fn new(code: &str, message: impl Into<String>) -> Self {
-        Self { code: code.to_owned(), message: message.into(), exit_status: None, stderr: Vec::new() }
+        Self {
+            code: code.to_owned(),
+            message: message.into(),
+            exit_status: None,
+            stderr: Vec::new(),
+            resets_at: None,
+        }
+    }
+
+    /// An error that means that the account's quota is exhausted, until `resets_at` if the agent says so.
+    pub fn quota_exhausted(message: impl Into<String>, resets_at: Option<Millis>) -> Self {
+        Self { resets_at, ..Self::new(Self::QUOTA_EXHAUSTED, message) }
     }
 }
 

@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ChildResult, RunError};
-use crate::ids::{EventNumber, FleetId, SessionId, WorkerId};
+use crate::ids::{AccountId, EventNumber, FleetId, RunId, SessionId, WorkerId};
 use crate::mail::MailDelivery;
 use crate::policy::Policy;
+use crate::sandbox::{NetworkSetting, SandboxSetting};
+use crate::sandbox_spec::SandboxReport;
 
 /// Data of `session.created`: the settings that the session was created with. Later changes are `session.updated`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -19,6 +21,9 @@ pub struct SessionCreated {
     /// Model that the agent should use, by the agent's own name for it.
     #[serde(default)]
     pub model: Option<String>,
+    /// Mode that the agent should be in, such as `plan`. Later changes are `mode.changed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     #[serde(default)]
     pub system_prompt: Option<String>,
     #[serde(default)]
@@ -39,6 +44,12 @@ pub struct SessionCreated {
     /// Whether the agent gets the tools of `qd mcp`. Absent: the daemon's setting decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
+    /// How strongly the agent is confined. Absent: its manifest decides, else the daemon's setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSetting>,
+    /// Whether the agent reaches the network. Absent: its manifest decides, else the daemon's setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkSetting>,
     /// Names of the environment variables given to the agent. Their values are not in the journal.
     #[serde(default)]
     pub env: Vec<String>,
@@ -48,6 +59,10 @@ pub struct SessionCreated {
     /// The agent's own id of a conversation that was begun elsewhere. The first start of the agent resumes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
+    /// The account that the agent uses, if the session's variables have a login of their own. Absent: the agent's usual
+    /// login.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<AccountId>,
 }
 
 /// The git worktree of a session. It holds everything that creating the worktree needs, so a repeat after a crash
@@ -99,6 +114,9 @@ pub struct SessionLimits {
     /// Seconds for which a crash counts. Defaults to [`RESTART_WINDOW_S`](crate::limits::RESTART_WINDOW_S).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_window_s: Option<f64>,
+    /// MiB that the agent may report in all. Defaults to [`JOURNAL_MB_MAX`](crate::limits::JOURNAL_MB_MAX).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_journal_mb: Option<u64>,
 }
 
 /// Data of `session.updated`. Only the fields that changed are present.
@@ -111,6 +129,15 @@ pub struct SessionUpdated {
     /// New policy. It applies to later asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
+    /// How strongly the agent is confined, from its next start on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSetting>,
+    /// Whether the agent reaches the network, from its next start on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkSetting>,
+    /// The confinement that the worker gave the agent, if it differs from the last that was reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confined: Option<SandboxReport>,
     /// The complete new limits, not only those that changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<SessionLimits>,
@@ -147,6 +174,27 @@ pub struct SessionUpdated {
     pub takes_slot: bool,
 }
 
+/// Data of `mode.changed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModeChanged {
+    /// The agent's new mode, such as `plan`. If the user has changed it, the agent gets it with its next prompt.
+    pub mode: String,
+    pub by: ModeChangeSource,
+    /// The run that had already ended when the agent reported this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_run: Option<RunId>,
+}
+
+/// Who has changed the mode of an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModeChangeSource {
+    /// A client, as a setting of the session.
+    User,
+    /// The agent: its model, or a command of its own that it got as a prompt.
+    Agent,
+}
+
 /// What happens to the events of a session that closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -169,6 +217,9 @@ pub struct SessionClosed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerStarted {
     pub worker_id: WorkerId,
+    /// How the worker is to confine the agent. Absent if that is unknown, as on another machine that is not connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxReport>,
 }
 
 /// Data of `worker.reattached`.

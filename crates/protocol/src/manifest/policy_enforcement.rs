@@ -29,6 +29,11 @@ pub struct PolicyEnforcement {
     /// Protocol.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub session_meta: Map<String, Value>,
+    /// Options of the agent's session, by their ids, that must have these values. They are set when the session is
+    /// opened, and again whenever the agent reports another value. Only used for agents that speak the Agent Client
+    /// Protocol.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub session_options: BTreeMap<String, String>,
     /// Settings that nothing here can override. With one of them in force, the agent is not started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overridden_by: Vec<OverridingSetting>,
@@ -46,6 +51,18 @@ pub struct AllowedBySettings {
     pub allow: String,
     /// JSON pointer to the list in `settings` that the rules are added to.
     pub ask: String,
+    /// Settings that may allow more by themselves, such as hooks, and the rules that are added if one is there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub asked_with: Vec<RulesWithSetting>,
+}
+
+/// Rules for what an agent must ask if a setting is there.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RulesWithSetting {
+    /// JSON pointer to the setting.
+    pub at: String,
+    pub rules: Vec<String>,
 }
 
 /// A setting of an agent that lets it act without asking, and that cannot be overridden.
@@ -53,7 +70,8 @@ pub struct AllowedBySettings {
 #[serde(deny_unknown_fields)]
 pub struct OverridingSetting {
     /// Path of the file that has the setting; `~` is the home directory, `*` in the last part matches any name. `$NAME`
-    /// at the beginning is replaced by that variable.
+    /// at the beginning is replaced by that variable. A relative path is looked up in the working directory, in those
+    /// above it, and in the repository of a worktree.
     pub file: String,
     /// JSON pointer to the setting in the file, in which `*` matches any key. Without this and `line`, the file itself is
     /// the setting.

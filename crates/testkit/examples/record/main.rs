@@ -108,6 +108,12 @@ impl SceneSetup {
         scene.needs().is_none_or(|capability| self.agent_info[capability] == true)
     }
 
+    /// The mode of the agent beside `plan`, in which it starts.
+    pub(crate) fn usual_mode(&self) -> &str {
+        let modes = self.agent_info["modes"].as_array().expect("it has modes");
+        modes.iter().filter_map(Value::as_str).find(|mode| *mode != "plan").expect("it has another mode")
+    }
+
     async fn version(&self) -> String {
         let list = self.daemon.client().get("/v1/agents?versions=true").await.list();
         let agent_info =

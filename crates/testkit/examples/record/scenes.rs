@@ -32,10 +32,14 @@ pub(crate) enum Scene {
     Steer,
     /// The tool that asks the user a question.
     Question,
+    /// A prompt in plan mode, and one in the mode in which the agent starts.
+    Modes,
+    /// The tool for the agent's to-do list.
+    Plan,
 }
 
 impl Scene {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Hello,
         Self::Allowed,
         Self::Denied,
@@ -45,6 +49,8 @@ impl Scene {
         Self::Resume,
         Self::Steer,
         Self::Question,
+        Self::Modes,
+        Self::Plan,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -58,6 +64,8 @@ impl Scene {
             Self::Resume => "resume",
             Self::Steer => "steer",
             Self::Question => "question",
+            Self::Modes => "modes",
+            Self::Plan => "plan",
         }
     }
 
@@ -129,6 +137,13 @@ impl Scene {
                 actions.answer(&run, json!({ "choose": "Blue" }), json!({ "value": "Blue" })).await;
                 actions.wait_for_end(&run).await;
             }
+            Self::Modes => {
+                actions.set_mode("plan").await;
+                actions.prompt_and_wait("think about it").await;
+                actions.set_mode(setup.usual_mode()).await;
+                actions.prompt_and_wait("and now").await;
+            }
+            Self::Plan => actions.prompt_and_wait("TOOL:todo").await,
         }
     }
 }
@@ -143,6 +158,11 @@ impl SceneActions<'_> {
     async fn prompt(&self, prompt: &str) -> String {
         self.setup.log_action(&json!({ "prompt": prompt }));
         self.session.prompt(prompt).await
+    }
+
+    async fn set_mode(&self, mode: &str) {
+        self.setup.log_action(&json!({ "mode": mode }));
+        self.session.patch(json!({ "mode": mode })).await;
     }
 
     async fn prompt_and_wait(&self, prompt: &str) {

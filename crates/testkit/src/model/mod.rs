@@ -15,15 +15,21 @@
 //! | `TOOL:create:PATH` | calls the agent's tool for writing files, which writes `hi` to a file |
 //! | `TOOL:read:PATH` | calls the agent's tool for reading files |
 //! | `TOOL:ask` | calls the agent's tool for asking the user: `Which colour?`, `Red` or `Blue` |
+//! | `TOOL:todo` | calls the agent's tool for its to-do list: `read it` is done, `change it` is under way |
+//! | `TOOL:call:NAME JSON` | calls the agent's tool of this name, with these arguments |
 //! | `TOOL:mcp:NAME JSON` | calls a tool of an MCP server that the agent was given, with these arguments |
 //! | `SLOW:SECONDS` | streams `tok0 tok1 ...`, five per second, and `SLOWEND` |
 //! | `BURST:N` | streams `b0 b1 ...`, N tokens, as fast as they are read |
 //! | `ERR:STATUS`, `ERRONCE:STATUS` | answers with that status: always, or only for the first request with this text |
+//! | `QUOTA:SECONDS` | answers with status 429: the account's quota is exhausted, and resets in so many seconds |
+//! | `ERRAFTER:STATUS` | answers with that status once it has the result of a tool |
 //! | `DROP`, `DROPONCE` | streams three tokens and cuts the connection: always, or only the first time |
 //! | `EMPTY-BODY` | answers with status 200 and nothing else |
 //! | `GARBLED` | streams events whose data is no JSON |
 //! | `OUT-OF-TOKENS` | streams a few words and ends because the answer has reached its limit of tokens |
 //! | `HANG` | accepts the request and never answers |
+//!
+//! A request without a key is refused with status 401, and one for the model `no-such-model` with 404.
 //!
 //! After its tools' results, the model answers as it does without a marker. Every answer costs [`INPUT_TOKENS`] of
 //! input, and one token of output per word, or [`CALL_TOKENS`] for a call. A request that offers no tools or wants
@@ -32,12 +38,14 @@
 //! - [`request_log`]: what is recorded of a request.
 //! - `request`: a request in a form that is independent of the API.
 //! - `script`, `tools`: what the markers mean, and which of an agent's tools they use.
+//! - `quota`: how each API says that a quota is exhausted.
 //! - `messages`, `responses`, `chat`, `gemini`: parsing and encoding for one API each.
 //! - `server`: HTTP.
 
 mod chat;
 mod gemini;
 mod messages;
+mod quota;
 mod request;
 pub mod request_log;
 mod responses;

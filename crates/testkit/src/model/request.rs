@@ -12,6 +12,8 @@ pub(super) struct ModelRequest {
     pub(super) tools: Vec<ModelTool>,
     /// Whether the answer is to be streamed.
     pub(super) stream: bool,
+    /// The request as JSON, without the tools.
+    pub(super) told: String,
     /// The schema of the JSON that is wanted instead of text; null if any JSON will do.
     pub(super) json_schema: Option<Value>,
 }

@@ -56,6 +56,8 @@ pub struct ModelRequestRecord {
     pub results: usize,
     /// The names of the offered tools.
     pub tools: Vec<String>,
+    /// All that the model is told, as JSON: the agent's own instructions too, but not the offered tools.
+    pub told: String,
     /// Whether this is not a turn of the conversation but a title, a summary, a token count or a model list.
     pub is_side_call: bool,
     pub received_at: Instant,

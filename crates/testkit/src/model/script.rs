@@ -16,6 +16,8 @@ pub(super) enum ModelPlan {
     Call(ModelToolCall),
     /// Answers with this error status.
     Refuse(u16),
+    /// Refuses because the quota of the account is exhausted, and resets in so many seconds.
+    RefuseForQuota(u64),
     /// Sends these tokens, and then cuts the connection.
     Cut {
         tokens: Vec<String>,
@@ -34,6 +36,9 @@ const SLOW_TOKEN_PAUSE: Duration = Duration::from_millis(200);
 
 /// The pause between tokens of an answer that is cut, so that each token is sent before the cut.
 const BEFORE_CUT: Duration = Duration::from_millis(30);
+
+/// The model that no server has.
+const UNKNOWN_MODEL: &str = "no-such-model";
 
 /// What Copilot tells the model by itself after an answer that was truncated.
 const CONTINUE_REQUEST: &str = "Please continue from where you left off";
@@ -54,6 +59,9 @@ impl ModelScript {
         if request.is_side_call() {
             return plan_side_call(request);
         }
+        if request.model.contains(UNKNOWN_MODEL) {
+            return ModelPlan::Refuse(404);
+        }
         let (texts, results) = (request.user_texts(), request.latest_results());
         let Some((text, earlier)) = texts.split_last() else {
             return plan_text("ECHO[] the user said nothing");
@@ -64,6 +72,12 @@ impl ModelScript {
         if let Some(status) =
             number_after_marker(text, "ERRONCE:").filter(|_| self.given_errors.insert(text.clone()))
         {
+            return ModelPlan::Refuse(status);
+        }
+        if let Some(seconds) = number_after_marker(text, "QUOTA:") {
+            return ModelPlan::RefuseForQuota(seconds);
+        }
+        if let Some(status) = number_after_marker(text, "ERRAFTER:").filter(|_| !results.is_empty()) {
             return ModelPlan::Refuse(status);
         }
         if text.contains("DROPONCE") {
@@ -151,6 +165,8 @@ fn plan_tool_call(request: &ModelRequest, text: &str, results: usize) -> Option<
         "create" => tools::write_call(&request.tools, first_word),
         "read" => tools::read_call(&request.tools, first_word),
         "ask" => tools::question_call(&request.tools),
+        "todo" => tools::todo_call(&request.tools),
+        "call" => tools::named_call(&request.tools, argument.trim()),
         "mcp" => tools::mcp_call(&request.tools, argument.trim()),
         other => return Some(plan_text(&format!("ECHO no such tool in the script: {other}"))),
     };

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
+use hyper::http::request::Parts;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
@@ -19,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::quota::{QuotaRefusal, quota_refusal};
 use super::request::ModelRequest;
 use super::request_log::{ModelApi, ModelLog, ModelLogEntry, ModelRequestOutcome, ModelRequestRecord};
 use super::script::{ModelPlan, ModelScript};
@@ -119,11 +121,23 @@ impl FakeModelServer {
             self.log.add(request_record(api, &path, true, &model_request)).finish();
             return json_response(200, &count);
         }
+        if !has_key(&head) {
+            self.log.add(request_record(api, &path, true, &model_request)).finish_refused(401);
+            return error_response(401, "you did not provide an API key");
+        }
         let plan = self.script.lock().plan(&model_request);
         let entry = self.log.add(request_record(api, &path, model_request.is_side_call(), &model_request));
         let id = format!("{:08x}", self.log.read(|contents| contents.requests.len()));
-        run_plan(plan, entry, encoder_for(api, id, model_request.model), model_request.stream).await
+        run_plan(plan, api, entry, encoder_for(api, id, model_request.model), model_request.stream).await
     }
+}
+
+/// Whether the request has a key, in any of the headers in which the APIs expect one.
+fn has_key(head: &Parts) -> bool {
+    ["authorization", "x-api-key", "x-goog-api-key"].iter().any(|name| {
+        let value = head.headers.get(*name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        !value.trim_start_matches("Bearer").trim().is_empty()
+    })
 }
 
 /// Parses a request. Only the end of the path decides, because base addresses differ between agents.
@@ -142,6 +156,9 @@ fn parse_request(path: &str, body: &Value) -> Option<(ModelApi, ModelRequest)> {
     if let Some(model) = body["model"].as_str() {
         request.model = model.to_owned();
     }
+    let mut told = body.clone();
+    told.as_object_mut().map(|fields| fields.remove("tools"));
+    request.told = told.to_string();
     Some((api, request))
 }
 
@@ -177,6 +194,7 @@ fn request_record(
         texts: request.user_texts(),
         results: request.latest_results().len(),
         tools: request.tools.iter().map(|tool| tool.name.clone()).collect(),
+        told: request.told.clone(),
         is_side_call,
         received_at: Instant::now(),
         ended_at: None,
@@ -197,6 +215,7 @@ fn encoder_for(api: ModelApi, id: String, model: String) -> Box<dyn ModelReplyEn
 
 async fn run_plan(
     plan: ModelPlan,
+    api: ModelApi,
     mut entry: ModelLogEntry,
     mut encoder: Box<dyn ModelReplyEncoder>,
     stream: bool,
@@ -206,6 +225,10 @@ async fn run_plan(
         ModelPlan::Refuse(status) => {
             entry.finish_refused(status);
             return error_response(status, "the script wants it");
+        }
+        ModelPlan::RefuseForQuota(seconds) => {
+            entry.finish_refused(429);
+            return quota_response(quota_refusal(api, seconds));
         }
         ModelPlan::Call(call) => {
             entry.tokens = CALL_TOKENS;
@@ -294,10 +317,20 @@ fn json_response(status: u16, body: &Value) -> Response<TestResponseBody> {
     builder.body(TestResponseBody::Whole(Some(body.to_string().into()))).expect("the head is valid")
 }
 
+fn quota_response(refusal: QuotaRefusal) -> Response<TestResponseBody> {
+    let mut response = json_response(429, &refusal.body);
+    for (name, value) in refusal.headers {
+        response.headers_mut().insert(name, value.parse().expect("the header is valid"));
+    }
+    response
+}
+
 /// An error body with the fields that the clients of each API look for.
 fn error_response(status: u16, reason: &str) -> Response<TestResponseBody> {
     let kind = match status {
         400 => "invalid_request_error",
+        401 => "authentication_error",
+        404 => "not_found_error",
         429 => "rate_limit_error",
         529 => "overloaded_error",
         _ => "api_error",

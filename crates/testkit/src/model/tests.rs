@@ -13,7 +13,7 @@ use crate::TestClient;
 const APIS: [ModelApi; 4] = [ModelApi::Messages, ModelApi::Responses, ModelApi::Chat, ModelApi::Gemini];
 
 fn client(model: &FakeModel) -> TestClient {
-    TestClient::tcp(model.address())
+    TestClient::tcp(model.address()).with_token("a-key-of-nobody")
 }
 
 /// A request with these texts of the user and a shell tool.
@@ -230,6 +230,32 @@ async fn an_error_is_given_always_or_once() {
 }
 
 #[tokio::test]
+async fn a_request_without_a_key_or_for_an_unknown_model_is_refused() {
+    for api in APIS {
+        let model = FakeModel::start();
+        let (path, mut body) = request(api, &["hello"], true);
+        let stranger = TestClient::tcp(model.address());
+        assert_eq!(stranger.post(&path, &body).await.status, 401);
+        assert_eq!(stranger.with_token("").post(&path, &body).await.status, 401);
+        assert_eq!(stranger.with_header("x-goog-api-key", "k").post(&path, &body).await.status, 200);
+        assert_eq!(model.turn_count(), 1, "a stranger has no turn");
+        body["model"] = json!("a/no-such-model");
+        assert_eq!(client(&model).post(&path, &body).await.status, 404);
+    }
+}
+
+#[tokio::test]
+async fn an_error_after_a_tool_call_waits_for_its_result() {
+    let model = FakeModel::start();
+    let (path, mut body) = request(ModelApi::Messages, &["ERRAFTER:400 TOOL:plain:true"], false);
+    let call = client(&model).post(&path, &body).await.expect(200);
+    assert_eq!(call["content"][0]["input"]["command"], "true");
+    let result = json!([{ "type": "tool_result", "tool_use_id": "t", "content": "fine" }]);
+    body["messages"].as_array_mut().unwrap().push(json!({ "role": "user", "content": result }));
+    assert_eq!(client(&model).post(&path, &body).await.status, 400);
+}
+
+#[tokio::test]
 async fn a_stream_is_cut_in_its_middle() {
     for api in APIS {
         let model = FakeModel::start();
@@ -320,7 +346,10 @@ async fn a_dropped_model_no_longer_listens() {
 async fn open(model: &FakeModel, path: &str, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(model.address()).await.unwrap();
     let body = body.to_string();
-    let head = format!("POST {path} HTTP/1.1\r\nhost: model\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: model\r\nx-api-key: nobody\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all((head + &body).as_bytes()).await.unwrap();
     stream
 }

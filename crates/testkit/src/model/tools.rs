@@ -37,6 +37,9 @@ const WRITE_TOOLS: [&str; 4] = ["Write", "write", "write_file", "create"];
 const QUESTION_TOOLS: [&str; 5] =
     ["AskUserQuestion", "request_user_input", "question", "ask_user_question", "ask_user"];
 
+/// The names of tools that write down the agent's whole to-do list.
+const TODO_TOOLS: [&str; 5] = ["TodoWrite", "todowrite", "todo_write", "write_todos", "update_plan"];
+
 /// The rights that a shell call asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShellRights {
@@ -106,6 +109,31 @@ pub(super) fn question_call(tools: &[ModelTool]) -> Option<ModelToolCall> {
         args.insert("questions".into(), json!([question]));
     }
     Some(tool.call_with(args))
+}
+
+/// Writes down a to-do list: `read it` is done, `change it` is under way.
+pub(super) fn todo_call(tools: &[ModelTool]) -> Option<ModelToolCall> {
+    let tool = find_tool(tools, &TODO_TOOLS)?;
+    let properties = &tool.schema["properties"];
+    let list = if properties.get("plan").is_some() { "plan" } else { "todos" };
+    let schema = &properties[list]["items"];
+    let names = ["content", "step", "description"];
+    let text_key = names.into_iter().find(|name| schema["properties"].get(*name).is_some())?;
+    let entry = |text: &str, status: &str| {
+        let mut entry = minimal_value(schema);
+        entry[text_key] = json!(text);
+        entry["status"] = json!(status);
+        entry
+    };
+    let entries = json!([entry("read it", "completed"), entry("change it", "in_progress")]);
+    Some(tool.call_with(Map::from_iter([(list.to_owned(), entries)])))
+}
+
+/// Calls the tool of this name. `line` is the name, then the arguments as JSON.
+pub(super) fn named_call(tools: &[ModelTool], line: &str) -> Option<ModelToolCall> {
+    let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
+    let args: Map<String, Value> = serde_json::from_str(args).ok()?;
+    Some(find_tool(tools, &[name])?.call_with(args))
 }
 
 /// Calls a tool of an MCP server that the agent was given. `line` is the tool's own name, then its arguments as JSON.

@@ -2,7 +2,7 @@
 //! the other names are ours. Streamed text is always in `content`.
 
 use qd_protocol::TokenUsage;
-use qd_protocol::event::PlanEntry;
+use qd_protocol::event::{ContextUsage, PlanEntry};
 use qd_protocol::link::TurnUpdate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -31,6 +31,9 @@ pub fn parse_event(event: Map<String, Value>) -> Option<TurnUpdate> {
         PlainEvent::Notice { content } => Some(TurnUpdate::notice(content.into_owned())),
         PlainEvent::Usage(usage) => Some(TurnUpdate::usage(usage)),
         PlainEvent::Turn => Some(TurnUpdate::ModelCall),
+        PlainEvent::Mode { mode } => Some(TurnUpdate::Mode { mode: mode.into_owned() }),
+        PlainEvent::Context(context) => Some(TurnUpdate::Context(context)),
+        PlainEvent::Compacted { used_before } => Some(TurnUpdate::Compacted { used_before }),
         PlainEvent::Complete => None,
     }
 }
@@ -74,6 +77,14 @@ pub(super) enum PlainEvent<'a> {
     },
     Usage(TokenUsage),
     Turn,
+    Mode {
+        mode: Cow<'a, str>,
+    },
+    Context(ContextUsage),
+    Compacted {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        used_before: Option<u64>,
+    },
     Complete,
 }
 
@@ -98,6 +109,9 @@ impl<'a> From<&'a TurnUpdate> for PlainEvent<'a> {
             TurnUpdate::Notice { text, .. } => Self::Notice { content: text.into() },
             TurnUpdate::Usage { usage, .. } => Self::Usage(*usage),
             TurnUpdate::ModelCall => Self::Turn,
+            TurnUpdate::Mode { mode } => Self::Mode { mode: mode.into() },
+            TurnUpdate::Context(context) => Self::Context(*context),
+            TurnUpdate::Compacted { used_before } => Self::Compacted { used_before: *used_before },
         }
     }
 }
@@ -138,6 +152,9 @@ mod tests {
             TurnUpdate::notice("look".to_owned()),
             TurnUpdate::usage(TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 }),
             TurnUpdate::ModelCall,
+            TurnUpdate::Mode { mode: "plan".to_owned() },
+            TurnUpdate::Context(ContextUsage { used: 1, size: 2 }),
+            TurnUpdate::Compacted { used_before: Some(1) },
         ] {
             let Value::Object(event) = serde_json::to_value(PlainEvent::from(&update)).unwrap() else {
                 panic!("an event is an object")

@@ -79,6 +79,7 @@ impl AgentHarness {
             number,
             run: run_id(name),
             prompt,
+            mode: None,
             files,
             messages,
             limits,

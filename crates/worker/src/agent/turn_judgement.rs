@@ -6,6 +6,8 @@ use std::time::Duration;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{TurnOutcome, TurnStopReason};
 
+use super::tree_limits::ExceededTreeLimit;
+
 /// Why the worker itself stops a turn.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WorkerStop {
@@ -13,6 +15,8 @@ pub(super) enum WorkerStop {
     Limit(TurnStopReason),
     /// Nothing came from the agent for this long.
     Silence(Duration),
+    /// What the agent has started uses more than it may.
+    Tree(ExceededTreeLimit),
 }
 
 impl WorkerStop {
@@ -28,6 +32,9 @@ impl WorkerStop {
                 );
                 let error = Some(RunError::new("agent_silent", message));
                 TurnOutcome { stop: TurnStopReason::Error, error, ..outcome }
+            }
+            Self::Tree(exceeded) => {
+                TurnOutcome { stop: TurnStopReason::Error, error: Some(exceeded.error()), ..outcome }
             }
         }
     }

@@ -4,7 +4,6 @@
 //! Design: docs/design/worker-stops-idle-agents.md
 
 use qd_drivers::agent_launcher::AgentLauncher;
-use qd_drivers::own_program;
 use qd_drivers::redact::{Redactor, SecretMatcher};
 use qd_drivers::terminal_window::TerminalWindow;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_keeper::{KeeperHandle, SweepResult, end_orphans};
+use qd_keeper::{SweepResult, end_orphans};
 use qd_link::{
     FileSpool, LifecycleRequest, NumberedUpdate, WorkerEndpoint, WorkerEndpointStatus, host_agent_with_filter,
 };
@@ -20,6 +19,7 @@ use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome};
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerHostState;
 use crate::agent::{AgentContext, AgentControl, run_agent};
 use crate::agent_processes::{AgentProcesses, KeeperLostError, process_cleanup};
+use crate::confined_keeper::start_keeper;
 
 /// How long an idle agent has to exit by itself when it is stopped.
 const IDLE_STOP_GRACE: Duration = Duration::from_secs(2);
@@ -174,9 +175,7 @@ impl SessionHost {
         let launcher = AgentLauncher::from_spec(&self.spec)?;
         if let Some(helpers) = launcher.helper_names(&self.spec) {
             let mut keepers = self.host.keepers.lock().await;
-            let keeper = KeeperHandle::start(&own_program(), &self.spec.mark).await.map_err(|cause| {
-                RunError::new("keeper_failed", format!("failed to start the keeper: {cause}"))
-            })?;
+            let keeper = start_keeper(&self.spec).await?;
             keepers.insert(keeper.pid());
             self.agent_processes =
                 Some(Arc::new(AgentProcesses::new(keeper, helpers, Arc::clone(&self.window))));
@@ -235,12 +234,20 @@ impl SessionHost {
         };
         match (request, presence) {
             (LifecycleRequest::Close, _) => Err(SessionHostExit::Stopped),
+            // The sandbox below the keeper cannot change. Another one needs another worker, and what earlier turns left
+            // ends with this one.
+            (LifecycleRequest::Start(spec), v1::AgentPresence::IdleStopped)
+                if sandbox_settings(&spec) != sandbox_settings(&self.spec) =>
+            {
+                Err(SessionHostExit::Stopped)
+            }
             (LifecycleRequest::Start(spec), v1::AgentPresence::IdleStopped) => {
                 // The working directory stays: a session's directory never changes, and on another machine it has
                 // a different path than the daemon knows. The manifest stays as well, because each machine decides
-                // for itself which program it starts.
+                // for itself which program it starts and what it is confined with.
                 let manifest = self.spec.manifest.take().or_else(|| spec.manifest.clone());
-                *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), manifest, ..*spec };
+                let sandbox = self.spec.sandbox.take();
+                *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), manifest, sandbox, ..*spec };
                 match AgentLauncher::from_spec(&self.spec) {
                     Ok(launcher) => self.start_agent(launcher),
                     Err(error) => {
@@ -337,6 +344,11 @@ impl SessionHost {
         keepers.remove(&keeper.pid());
         lost
     }
+}
+
+/// How strongly an agent is to be confined, without the paths that this needs.
+fn sandbox_settings(spec: &AgentSpec) -> Option<(SandboxSetting, NetworkSetting)> {
+    spec.sandbox.as_ref().map(|sandbox| (sandbox.asked, sandbox.network))
 }
 
 /// Waits until the daemon has acknowledged everything. Returns false if waiting any longer makes no sense.

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     DaemonConnectError, DaemonDialError, DaemonDialer, WorkerJoinClient, WorkerJoinError, open_socket,
 };
+use crate::agent_sandbox::sandbox_support;
 use crate::host::SOFTWARE_VERSION;
 
 /// Silence after which a ping is sent, and after which the connection counts as dead.
@@ -112,6 +113,7 @@ impl<D: DaemonDialer> WorkerJoinClient<D> {
             labels: self.options.labels.clone(),
             agents: self.options.offers.iter().map(|offer| offer.agent.clone()).collect(),
             workers: workers.collect(),
+            sandbox: sandbox_support().clone(),
         }
     }
 

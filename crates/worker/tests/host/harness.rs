@@ -275,7 +275,15 @@ impl DaemonSide {
         let number = self.next_number();
         let (files, messages) = (Vec::new(), Vec::new());
         let prompt = prompt.to_owned();
-        self.link.send(AgentCommand::Prompt { number, run: run_id(name), prompt, files, messages, limits });
+        self.link.send(AgentCommand::Prompt {
+            number,
+            run: run_id(name),
+            prompt,
+            mode: None,
+            files,
+            messages,
+            limits,
+        });
     }
 
     pub(crate) fn cancel(&mut self, name: &str) {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod claude;
+mod confined;
 mod executor;
 mod harness;
 mod running_worker;

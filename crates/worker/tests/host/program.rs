@@ -16,6 +16,7 @@ fn main() -> ExitCode {
             qd_worker::host::main()
         }
         ["__keeper", ..] => qd_keeper::keeper_process::main(),
+        [qd_sandbox::SANDBOX_COMMAND, ..] => qd_sandbox::main(),
         ["__script", ..] => qd_worker::script::main(),
         [qd_worker::tty::TTY_COMMAND, ..] => qd_worker::tty::main(),
         ["serve", agent] => serve(agent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),

@@ -40,7 +40,7 @@ fn shown(shared_screen: bool, events: &[Event]) -> (String, String) {
         shared_screen,
         show_prompts: true,
         width: None,
-        strip_controls: false,
+        answer_on_terminal: false,
     };
     let mut conversation = ConversationRenderer::new(options);
     let (mut answer, mut aside) = (String::new(), String::new());
@@ -62,7 +62,7 @@ fn screen(events: &[Event]) -> String {
         shared_screen: true,
         show_prompts: true,
         width: Some(80),
-        strip_controls: true,
+        answer_on_terminal: true,
     };
     let mut conversation = ConversationRenderer::new(options);
     events.iter().flat_map(|event| conversation.render_event(event)).map(|piece| piece.text).collect()
@@ -151,8 +151,18 @@ fn late_text_is_never_the_answer() {
 }
 
 #[test]
-fn a_terminal_gets_no_escape_sequence_of_an_agent() {
-    assert_eq!(screen(&[delta("a\x1b]0;owned\x07b")]), "a]0;ownedb");
+fn a_terminal_obeys_nothing_that_an_agent_says_however_it_is_cut() {
+    assert_eq!(screen(&[delta("a\x1b]0;owned\x07b")]), "a^[]0;owned^Gb");
+    assert_eq!(screen(&[delta("a\x1b"), delta("[2Jb\u{202e}")]), "a^[[2Jb\\u{202e}");
+    assert_eq!(screen(&[delta("a\r"), delta("\nb\r"), finished("end_turn", "")]), "a\nb^M\n");
+    let thought = |text: &str| event("thought.delta", json!({"text": text}));
+    assert_eq!(screen(&[thought("a\x1b"), thought("[8mb"), delta("c")]), "a^[[8mb\nc");
+}
+
+#[test]
+fn an_answer_that_is_data_stays_exact() {
+    let said = "a\x1b[31m\tb\r\n\u{202e}c\n";
+    assert_eq!(shown(false, &[delta(said), finished("end_turn", "")]).0, said);
 }
 
 #[test]
@@ -183,7 +193,11 @@ fn long_conversation() -> Vec<Event> {
         event("ask.resolved", resolved),
         event("steer.accepted", json!({"text": "only the test"})),
         event("steer.missed", json!({"steer": 7, "next_run_id": "run_2"})),
-        event("notice.shown", json!({"text": "context compacted"})),
+        event("mode.changed", json!({"mode": "default", "by": "agent"})),
+        event("context.updated", json!({"used": 100, "size": 1000})),
+        event("context.updated", json!({"used": 870, "size": 1000})),
+        event("context.updated", json!({"used": 880, "size": 1000})),
+        event("context.compacted", json!({"used_before": 880})),
         delta("Fixed."),
         event("run.cancel_requested", json!({"by": "user", "reason": "Ctrl-C"})),
         finished("cancelled", "Fixed."),
@@ -202,7 +216,7 @@ fn a_conversation_reads_well_at_every_width() {
     assert_view("conversation", |style, width| {
         let shared_screen = true;
         let options =
-            ConversationOptions { style, shared_screen, show_prompts: true, width, strip_controls: true };
+            ConversationOptions { style, shared_screen, show_prompts: true, width, answer_on_terminal: true };
         let mut conversation = ConversationRenderer::new(options);
         let pieces =
             long_conversation().iter().flat_map(|event| conversation.render_event(event)).collect::<Vec<_>>();

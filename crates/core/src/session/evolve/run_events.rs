@@ -24,6 +24,7 @@ pub(super) fn apply_accepted(state: &mut SessionState, event: &SessionEvent, acc
         was_steer: accepted.steer.is_some(),
         mail: accepted.mail.clone(),
         waits_for_slot: false,
+        quota_until: None,
         steers: Vec::new(),
         execution: None,
     };
@@ -52,9 +53,12 @@ fn title_from_prompt(prompt: &str) -> Option<String> {
 }
 
 pub(super) fn apply_queued(state: &mut SessionState, event: &SessionEvent, queued: &RunQueued) {
-    let run = state.runs.iter_mut().find(|run| Some(&run.id) == event.run.as_ref());
-    if let (Some(run), QueueReason::Capacity) = (run, queued.reason) {
-        run.waits_for_slot = true;
+    let Some(run) = state.runs.iter_mut().find(|run| Some(&run.id) == event.run.as_ref()) else { return };
+    match queued.reason {
+        QueueReason::Capacity => (run.waits_for_slot, run.quota_until) = (true, None),
+        // It waits for the reset instead. Whether there is a slot is seen then.
+        QueueReason::Quota => (run.waits_for_slot, run.quota_until) = (false, queued.until),
+        QueueReason::Busy | QueueReason::Halted => {}
     }
 }
 
@@ -71,7 +75,7 @@ pub(super) fn apply_moved(state: &mut SessionState, event: &SessionEvent, moved:
 
 pub(super) fn apply_started(state: &mut SessionState, event: &SessionEvent) {
     if let Some(run) = first_run_of_event(state, event) {
-        run.waits_for_slot = false;
+        (run.waits_for_slot, run.quota_until) = (false, None);
         run.execution = Some(RunExecution {
             started_at: event.ts,
             number: event.number,
@@ -104,7 +108,7 @@ pub(super) fn apply_suspended(state: &mut SessionState, event: &SessionEvent, su
 
 pub(super) fn apply_resumed(state: &mut SessionState, event: &SessionEvent) {
     if let Some(run) = first_run_of_event(state, event) {
-        run.waits_for_slot = false;
+        (run.waits_for_slot, run.quota_until) = (false, None);
     }
     if let Some(started) = execution_of_event(state, event) {
         started.number = event.number;

@@ -16,6 +16,11 @@ pub(super) fn apply_updated(state: &mut SessionState, event: &SessionEvent, chan
     if let Some(limits) = &change.limits {
         settings.limits = limits.clone();
     }
+    settings.sandbox = change.sandbox.or(settings.sandbox);
+    settings.network = change.network.or(settings.network);
+    if let Some(confined) = &change.confined {
+        state.sandbox = Some(confined.clone());
+    }
     if change.agent_session_id.is_some() && state.agent_session_id.is_some() {
         // The agent has begun another conversation.
         state.conversation_cost_usd = Some(0.0);

@@ -9,6 +9,7 @@ use crate::session::worker::RestartLimit;
 
 pub(super) fn apply_started(state: &mut SessionState, event: &SessionEvent, started: &WorkerStarted) {
     state.worker = Some(started.worker_id.clone());
+    state.sandbox.clone_from(&started.sandbox);
     state.worker_since = event.ts.wall;
     if let Some(run) = state.runs.front_mut() {
         run.waits_for_slot = false;

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use super::super::idempotency::{ResponseRecording, run_once};
 use super::super::unreadable_row;
-use super::caller::ToolCaller;
+use super::ask_limit::send_asking_command;
+use super::caller::{ToolCaller, agent_actor};
 use super::inspect::poll_timeout;
 use super::json_object;
 use crate::actor::{ActorReply, IdempotencyKey};
@@ -62,7 +63,8 @@ pub(super) async fn ask_human(
     let ask = AskId::parse(&ask_id).map_err(|_| ApiError::not_found("ask", &ask_id))?;
     let row = find_question(daemon, session, &ask).await?;
     if withdraw == Some(true) {
-        daemon.send_command(session, SessionCommand::WithdrawQuestion { ask: ask.clone() }, None).await?;
+        let command = SessionCommand::WithdrawQuestion { ask: ask.clone() };
+        daemon.send_command(session, &agent_actor(session), command, None).await?;
         return ask_json(&find_question(daemon, session, &ask).await?);
     }
     let deadline = Instant::now() + poll_timeout(timeout_s)?;
@@ -84,7 +86,8 @@ pub(super) async fn ask_human(
     }
     if !row.pending {
         // This response carries the answer. A caller that loses the response asks again.
-        daemon.send_command(session, SessionCommand::AnswerDelivered { ask }, None).await?;
+        let command = SessionCommand::AnswerDelivered { ask };
+        daemon.send_command(session, &agent_actor(session), command, None).await?;
     }
     ask_json(&row)
 }
@@ -108,8 +111,8 @@ async fn open_question(
     check_remark("options", Some(&options.concat()))?;
     let ask = AskId::from_random(&random::bytes::<16>());
     let open = |key| async {
-        let completion =
-            daemon.send_command(session, SessionCommand::OpenQuestion { ask, prompt, options }, key).await?;
+        let question = SessionCommand::OpenQuestion { ask, prompt, options };
+        let completion = send_asking_command(daemon, session, &agent_actor(session), question, key).await?;
         Ok((completion.reply, ResponseRecording::WrittenWithEffect))
     };
     match run_once(daemon, key, open).await? {

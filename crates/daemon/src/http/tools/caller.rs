@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use qd_journal::{SessionFilter, SessionRow};
 use qd_protocol::api::ReferenceKind;
+use qd_protocol::event::EventActor;
 use qd_protocol::limits::PAGE_MAX;
 use qd_protocol::{ApiError, ErrorCode, SessionId};
 
+use super::super::caller::Caller;
 use super::super::sessions::session_view;
 use crate::daemon::{Daemon, SessionAddress, read_failed};
-use crate::edge::BearerSession;
 use crate::invalid_value;
 
 #[derive(Debug)]
 pub(super) enum ToolCaller {
     /// A person, or a program that acts for one.
-    User,
+    User(Arc<EventActor>),
     /// The agent of a session.
     Session(Arc<SessionAddress>),
 }
@@ -31,18 +32,25 @@ pub(super) enum SessionReach {
 }
 
 impl ToolCaller {
-    pub(super) async fn from_bearer(
-        daemon: &Daemon,
-        holder: Option<&BearerSession>,
-    ) -> Result<Self, ApiError> {
-        let Some(BearerSession(session)) = holder else { return Ok(Self::User) };
-        Ok(Self::Session(daemon.find_session(session).await?))
+    pub(super) async fn from_caller(daemon: &Daemon, caller: &Caller) -> Result<Self, ApiError> {
+        match &caller.session {
+            Some(session) => Ok(Self::Session(daemon.find_session(session).await?)),
+            None => Ok(Self::User(Arc::clone(&caller.actor))),
+        }
+    }
+
+    /// Who causes what the tool does.
+    pub(super) fn actor(&self) -> Arc<EventActor> {
+        match self {
+            Self::User(actor) => Arc::clone(actor),
+            Self::Session(session) => agent_actor(session),
+        }
     }
 
     /// Distinguishes callers in idempotency keys.
     pub(super) fn name(&self) -> &str {
         match self {
-            Self::User => "-",
+            Self::User(_) => "-",
             Self::Session(session) => session.id.as_str(),
         }
     }
@@ -101,7 +109,7 @@ impl ToolCaller {
     ) -> Result<bool, ApiError> {
         let own = match self {
             // The sessions of a removed workspace cannot be reached.
-            Self::User => return Ok(daemon.workspaces.by_key(row.workspace).is_some()),
+            Self::User(_) => return Ok(daemon.workspaces.by_key(row.workspace).is_some()),
             Self::Session(own) => own,
         };
         if row.key == own.key {
@@ -116,7 +124,7 @@ impl ToolCaller {
         let open = SessionFilter { open_only: true, ..SessionFilter::default() };
         let mut found = Vec::new();
         match self {
-            Self::User => {
+            Self::User(_) => {
                 let rows = daemon.journal.sessions(open, None, usize::MAX).await.map_err(read_failed)?;
                 found
                     .extend(rows.into_iter().filter(|row| daemon.workspaces.by_key(row.workspace).is_some()));
@@ -141,7 +149,7 @@ impl ToolCaller {
     pub(super) fn require_session(&self, what: &str) -> Result<&Arc<SessionAddress>, ApiError> {
         match self {
             Self::Session(session) => Ok(session),
-            Self::User => Err(invalid_value(format!(
+            Self::User(_) => Err(invalid_value(format!(
                 "{what} is for agents in a session; ask your user directly instead"
             ))),
         }
@@ -157,4 +165,9 @@ impl ToolCaller {
         let row = row.ok_or_else(|| ApiError::not_found("session", &own.id))?;
         session_view(daemon, &row).map(Some)
     }
+}
+
+/// The agent of a session, as the actor of events.
+pub(super) fn agent_actor(session: &SessionAddress) -> Arc<EventActor> {
+    Arc::new(EventActor::Agent { session_id: session.id.clone() })
 }

@@ -116,7 +116,7 @@ pub(super) async fn status(
         (None, ToolCaller::Session(own)) => {
             caller.find_session(daemon, own.id.as_str(), SessionReach::OwnAndDescendants).await?
         }
-        (None, ToolCaller::User) => {
+        (None, ToolCaller::User(_)) => {
             let open = caller.reachable(daemon, usize::MAX).await?;
             let busy = open.iter().filter(|row| row.live).count();
             return Ok(json_object(
@@ -148,7 +148,7 @@ pub(super) async fn list(
     ListToolArguments {}: ListToolArguments,
 ) -> Result<Map<String, Value>, ApiError> {
     let project = match caller {
-        ToolCaller::User => None,
+        ToolCaller::User(_) => None,
         ToolCaller::Session(own) => Some(daemon.workspaces.get(&own.workspace)?.path.clone()),
     };
     let agents: Vec<Value> = daemon

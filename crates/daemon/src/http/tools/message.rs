@@ -42,7 +42,7 @@ pub(super) async fn send_message(
     let session = daemon.session_address(&row)?;
     let mail = OutgoingMail {
         from: match caller {
-            ToolCaller::User => MailSender::User,
+            ToolCaller::User(_) => MailSender::User,
             ToolCaller::Session(own) => MailSender::Session { id: own.id.clone(), name: None },
         },
         id: key.as_ref().map(mail_id_from_key),
@@ -53,7 +53,7 @@ pub(super) async fn send_message(
         deliver: steer.unwrap_or(false).then_some(MailDelivery::Steer),
         run: None,
     };
-    let receipt = post_mail(daemon, &session, mail, key).await?;
+    let receipt = post_mail(daemon, &session, &caller.actor(), mail, key).await?;
     Ok(json_object(json!({
         "session": row.id,
         "message": receipt.id,
@@ -78,10 +78,11 @@ pub(super) async fn cancel(
     let row = caller.find_session(daemon, &arguments.session, SessionReach::Descendants).await?;
     let session = daemon.session_address(&row)?;
     let reason = match caller {
-        ToolCaller::User => None,
+        ToolCaller::User(_) => None,
         ToolCaller::Session(own) => Some(format!("by the agent of {}", own.id)),
     };
-    match run_once(daemon, key, |key| cancel_runs(daemon, &session, None, reason, key)).await? {
+    let actor = caller.actor();
+    match run_once(daemon, key, |key| cancel_runs(daemon, &session, &actor, None, reason, key)).await? {
         ActorReply::Cancelled(response) => Ok(json_object(
             json!({ "session": row.id, "cancelled": response.cancelled, "idle": response.idle }),
         )),

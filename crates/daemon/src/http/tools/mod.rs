@@ -7,6 +7,7 @@
 //!   people.
 
 mod ask;
+mod ask_limit;
 mod caller;
 mod inspect;
 mod message;
@@ -28,10 +29,11 @@ use utoipa_axum::routes;
 
 use self::caller::ToolCaller;
 use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader, NotFoundResponse};
+use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds};
 use crate::actor::IdempotencyKey;
 use crate::daemon::Daemon;
-use crate::edge::{BearerSession, HttpError, OptionalJson};
+use crate::edge::{HttpError, OptionalJson, internal_error};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(use_tool))
@@ -53,7 +55,7 @@ struct ToolPath {
         (status = 409, description = "`agent_unavailable`, `session_closed`, `not_running`, `steer_unsupported`, \
             `withdrawn`, `permission_pending` (with the `ask_id` in the details; repeat the request with the same \
             `Idempotency-Key`) or `idempotency_conflict`", body = ErrorBody),
-        (status = 429, description = "`too_many_sessions`, `queue_full` or `overloaded`", body = ErrorBody),
+        (status = 429, description = "`too_many_sessions`, `too_many_asks`, `queue_full` or `overloaded`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
@@ -63,7 +65,8 @@ async fn use_tool(
     KeyedBody(key, BodyWithExtensions(extensions, OptionalJson(arguments))): KeyedBody<BodyWithExtensions>,
 ) -> Result<crate::edge::Json<Map<String, Value>>, HttpError> {
     let tool = ToolName::parse(&tool).ok_or_else(|| ApiError::not_found("tool", &tool))?;
-    let result = perform_tool(&daemon, extensions.get::<BearerSession>(), tool, arguments, key).await?;
+    let caller = extensions.get::<Caller>().ok_or_else(internal_error)?;
+    let result = perform_tool(&daemon, caller, tool, arguments, key).await?;
     Ok(crate::edge::Json(result))
 }
 
@@ -82,12 +85,12 @@ impl<S: Send + Sync> axum::extract::FromRequest<S> for BodyWithExtensions {
 /// Performs a tool call, once per idempotency key.
 pub(super) async fn perform_tool(
     daemon: &Arc<Daemon>,
-    holder: Option<&BearerSession>,
+    caller: &Caller,
     tool: ToolName,
     arguments: Map<String, Value>,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    let caller = ToolCaller::from_bearer(daemon, holder).await?;
+    let caller = ToolCaller::from_caller(daemon, caller).await?;
     permission::require_permission(daemon, &caller, tool, &arguments, key.as_ref()).await?;
     // Two sessions may choose the same key, and neither may get the other's response.
     let key = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyKey {

@@ -19,7 +19,8 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::super::unreadable_row;
-use super::caller::ToolCaller;
+use super::ask_limit::send_asking_command;
+use super::caller::{ToolCaller, agent_actor};
 use crate::actor::{ActorReply, IdempotencyKey};
 use crate::daemon::{Daemon, SessionAddress, read_failed, stopping_error};
 use crate::edge::internal_error;
@@ -110,7 +111,8 @@ async fn judge(
     session: &Arc<SessionAddress>,
     request: AskRequest,
 ) -> Result<ToolCallVerdict, ApiError> {
-    let judged = daemon.send_command(session, SessionCommand::JudgeToolCall(request), None).await?;
+    let command = SessionCommand::JudgeToolCall(request);
+    let judged = send_asking_command(daemon, session, &agent_actor(session), command, None).await?;
     match judged.reply {
         ActorReply::ToolCallJudged(verdict) => Ok(verdict),
         _ => Err(internal_error()),
@@ -134,7 +136,7 @@ async fn wait_for_decision(
         let verdict = verdict_of(&ask)?;
         if verdict != ToolCallVerdict::Pending {
             let delivered = SessionCommand::AnswerDelivered { ask: id.clone() };
-            daemon.send_command(session, delivered, None).await?;
+            daemon.send_command(session, &agent_actor(session), delivered, None).await?;
             return Ok(verdict);
         }
         tokio::select! {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use qd_journal::SessionFilter;
 use qd_protocol::api::{NewRun, NewSession, NewWorkspace, Session};
+use qd_protocol::event::EventActor;
 use qd_protocol::limits::{CHILDREN_MAX, TREE_SESSIONS_MAX};
 use qd_protocol::policy::{Policy, PolicyVerdict};
 use qd_protocol::{ApiError, ErrorCode, RunId};
@@ -13,12 +14,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::idempotency::{ResponseRecording, run_once};
-use super::super::runs::{accept_prompt, run_id_from_key, run_receipt};
+use super::super::runs::{SubmittedPrompt, accept_prompt, run_id_from_key, run_receipt};
 use super::caller::ToolCaller;
 use super::json_object;
 use crate::actor::{ActorReply, IdempotencyKey};
 use crate::daemon::{Daemon, SessionAddress, read_failed};
 use crate::edge::internal_error;
+use crate::workers::SandboxRequest;
 use crate::workspaces::WorkspaceEntry;
 use crate::{invalid_value, random};
 
@@ -49,7 +51,7 @@ pub(super) async fn spawn_agent(
         arguments;
     let mut new = NewSession { agent, title, model, policy, worktree, budget_usd, ..NewSession::default() };
     let workspace = match caller {
-        ToolCaller::User => user_workspace(daemon, directory).await?,
+        ToolCaller::User(actor) => user_workspace(daemon, actor, directory).await?,
         ToolCaller::Session(own) => {
             let workspace = daemon.workspaces.get(&own.workspace)?;
             inherit_from_parent(daemon, caller, own, &workspace, directory, &mut new).await?;
@@ -60,7 +62,7 @@ pub(super) async fn spawn_agent(
     let created: Session = {
         // One at a time per tree, so that the counts still hold when the session is created.
         let _one_at_a_time = match caller {
-            ToolCaller::User => None,
+            ToolCaller::User(_) => None,
             ToolCaller::Session(own) => {
                 Some(daemon.key_locks.lock(format!("tree {}", tree_root(daemon, own).await?.0)).await)
             }
@@ -70,7 +72,7 @@ pub(super) async fn spawn_agent(
                 check_session_limits(daemon, own).await?;
             }
             Ok((
-                Box::pin(daemon.create_session(&workspace, new, key)).await?,
+                Box::pin(daemon.create_session(&workspace, new, &caller.actor(), key)).await?,
                 ResponseRecording::WrittenWithEffect,
             ))
         })
@@ -81,7 +83,9 @@ pub(super) async fn spawn_agent(
     let given_id = prompt_key.as_ref().map(run_id_from_key);
     let run = given_id.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
     let new_run = NewRun { session_id: created.id.clone(), prompt, run_id: None, attachments: Vec::new() };
-    let accept = |key| accept_prompt(daemon, &session, new_run, run.clone(), given_id.is_some(), key);
+    let actor = caller.actor();
+    let prompt = SubmittedPrompt { new: new_run, run: run.clone(), is_named: given_id.is_some() };
+    let accept = |key| accept_prompt(daemon, &session, &actor, prompt, key);
     let receipt = match run_once(daemon, prompt_key, accept).await? {
         ActorReply::Accepted(receipt) => receipt,
         ActorReply::AlreadyAccepted => {
@@ -102,10 +106,14 @@ pub(super) fn key_for_step(key: &IdempotencyKey, name: &str) -> IdempotencyKey {
 }
 
 /// The workspace of a session that a user creates.
-async fn user_workspace(daemon: &Daemon, directory: Option<String>) -> Result<Arc<WorkspaceEntry>, ApiError> {
+async fn user_workspace(
+    daemon: &Daemon,
+    actor: &EventActor,
+    directory: Option<String>,
+) -> Result<Arc<WorkspaceEntry>, ApiError> {
     let path =
         directory.ok_or_else(|| invalid_value("`directory` is missing: the absolute path of the project"))?;
-    let (workspace, _) = daemon.create_workspace(NewWorkspace { path, name: None }, None).await?;
+    let (workspace, _) = daemon.create_workspace(NewWorkspace { path, name: None }, actor, None).await?;
     daemon.workspaces.get(&workspace.id)
 }
 
@@ -137,6 +145,7 @@ async fn inherit_from_parent(
     let parent = caller.own_session(daemon).await?.ok_or_else(internal_error)?;
     new.policy = Some(restrict_policy(&parent.policy, new.policy.take())?);
     new.parent = Some(own.id.clone());
+    restrict_sandbox(daemon, &parent, workspace, new);
     let env = daemon.home.session_env(&own.id).map_err(|error| {
         let message = format!("could not read the variables of {}: {error}", own.id);
         ApiError::new(ErrorCode::StorageFailed, message).with_source(error)
@@ -150,6 +159,19 @@ async fn inherit_from_parent(
         }
     };
     Ok(())
+}
+
+/// Confines a child session at least as strictly as its parent, so that an agent cannot have another do what it cannot.
+fn restrict_sandbox(daemon: &Daemon, parent: &Session, workspace: &WorkspaceEntry, new: &mut NewSession) {
+    let request = SandboxRequest { level: new.sandbox, network: new.network };
+    let (level, network) = daemon.workers.sandbox_settings(&new.agent, &workspace.path, request);
+    let child = SandboxRequest { level: Some(level), network: Some(network) };
+    let parent = parent.sandbox.clone().unwrap_or_default();
+    let parent = SandboxRequest { level: Some(parent.asked), network: Some(parent.network) };
+    let strictest = child.stricter(parent);
+    // What the settings give anyway is left to them, so that a later change of them counts.
+    new.sandbox = strictest.level.filter(|strictest| *strictest != level).or(new.sandbox);
+    new.network = strictest.network.filter(|strictest| *strictest != network).or(new.network);
 }
 
 /// The policy of a child session: the parent's, or the requested one if it allows nothing more.

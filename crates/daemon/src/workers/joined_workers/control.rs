@@ -6,11 +6,12 @@ use std::fs;
 use std::time::Duration;
 
 use qd_link::socket::{IncomingFrame, Role, STEP_TIMEOUT, Socket, SocketError};
+use qd_protocol::api::WorkerToken;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::join::{DaemonJoinFrame, JoinHello, SessionWorker, WorkerJoinFrame};
 use qd_protocol::frame::v1::ProtocolVersions;
-use qd_protocol::limits::{PING_S, TITLE_MAX};
-use qd_protocol::{Millis, TokenId, WorkerId};
+use qd_protocol::limits::{HEAD_MAX, PING_S, TITLE_MAX};
+use qd_protocol::{ErrorCode, Millis, TokenId, WorkerId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
@@ -23,7 +24,7 @@ use crate::edge::UpgradedConnection;
 const PING_INTERVAL: Duration = Duration::from_secs(PING_S);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(3 * PING_S);
 /// The most labels, and the most agents, of one process.
-const OFFERS_MAX: usize = 64;
+pub(crate) const OFFERS_MAX: usize = 64;
 /// The most sessions that one process may hold.
 const SESSIONS_MAX: usize = 4096;
 /// The most bytes of a refusal's message that are kept.
@@ -131,9 +132,10 @@ impl JoinedWorkers {
         let stale_sessions = hello.workers.iter().filter(|worker| !assigned_here(worker)).cloned().collect();
         let mut state = self.lock();
         // Checked under the lock, so that the token cannot be revoked between this check and the insertion below.
-        if !self.tokens.is_valid(&token) {
+        let Some(known_token) = self.tokens.find(&token) else {
             return Err(("unauthorized", "the token was revoked".to_owned()));
-        }
+        };
+        check_token_allows(&known_token, &hello)?;
         let known_info = state.hosts.get(&host).and_then(|known| known.info.as_ref());
         if known_info.is_some_and(|info| info.token != token) {
             return Err((
@@ -238,7 +240,7 @@ async fn with_timeout(step: impl Future<Output = Result<(), SocketError>>) -> Re
 }
 
 fn check_hello(hello: &JoinHello) -> Result<(), HelloRefusal> {
-    let JoinHello { versions, software, process_id: host, name, labels, agents, workers } = hello;
+    let JoinHello { versions, software, process_id: host, name, labels, agents, workers, sandbox } = hello;
     if ProtocolVersions::SUPPORTED.newest_common(*versions).is_none() {
         let message = format!(
             "this daemon ({}) and the worker ({software}) have no protocol version in common; upgrade the older one",
@@ -258,8 +260,35 @@ fn check_hello(hello: &JoinHello) -> Result<(), HelloRefusal> {
     if agents.len() > OFFERS_MAX || !agents.iter().all(|agent| is_one_line(&agent.name, TITLE_MAX)) {
         return invalid("an agent needs a name on one line, and a worker offers at most 64 agents");
     }
+    if sandbox.missing.as_ref().is_some_and(|missing| !is_one_line(missing, HEAD_MAX)) {
+        return invalid("what a worker says about confinement must be on one line");
+    }
     if workers.len() > SESSIONS_MAX {
         return invalid("a worker holds at most 4096 sessions");
+    }
+    Ok(())
+}
+
+/// Refuses labels and agents that the token was not made for. Otherwise whoever has the token of one machine could get
+/// the sessions of another, with their variables.
+fn check_token_allows(token: &WorkerToken, hello: &JoinHello) -> Result<(), HelloRefusal> {
+    let refused = |what: &str, allowed: &[String], given: &str| {
+        let message = format!(
+            "this token is for the {what}s {}, not for {given}; join with one of these, or create a token with `qd \
+             workers token --{what} {given}`",
+            allowed.join(", ")
+        );
+        Err((ErrorCode::WorkerNotAllowed.as_str(), message))
+    };
+    if let Some(allowed) = &token.labels
+        && let Some(label) = hello.labels.iter().find(|label| !allowed.contains(label))
+    {
+        return refused("label", allowed, label);
+    }
+    if let Some(allowed) = &token.agents
+        && let Some(agent) = hello.agents.iter().find(|agent| !allowed.contains(&agent.name))
+    {
+        return refused("agent", allowed, &agent.name);
     }
     Ok(())
 }

@@ -123,7 +123,7 @@ impl JoinedWorkers {
         }
         let host = match (&placement.host, open) {
             (Some(host), _) => Some(host.clone()),
-            (None, Some(_)) => state.choose_host(&placement.remote_agent),
+            (None, Some(spec)) => state.choose_host(&placement.remote_agent, spec.sandbox.as_deref()),
             // No process was ever asked to hold it, and the spec it was to start with is gone.
             (None, None) => return DialAttempt::Impossible,
         };

@@ -2,7 +2,9 @@
 //! from each process's outbox.
 
 use qd_link::{WorkerConnector, WorkerEnding, WorkerUnreachable};
+use qd_protocol::api::NewWorkerToken;
 use qd_protocol::frame::v1::ProtocolVersions;
+use qd_protocol::sandbox_spec::SandboxSupport;
 
 use super::control::JoinedConnection;
 use super::route::DialAttempt;
@@ -22,7 +24,7 @@ impl JoinedWorkersFixture {
         let (folder, home) = temporary_home();
         let keys = WorkerKeys(home.worker_key().unwrap());
         let tokens = Arc::new(WorkerTokenStore::open(&home, keys.clone()).unwrap());
-        let token = tokens.create(None).unwrap().id;
+        let token = tokens.create(token_for(&["a", "b"])).unwrap().id;
         let joined = Arc::new(JoinedWorkers::new(home.workers(), keys, tokens, LEASE));
         Self { _folder: folder, joined, token }
     }
@@ -67,7 +69,13 @@ fn hello(host: &str, labels: &[&str], workers: Vec<SessionWorker>) -> JoinHello 
         labels: labels.iter().map(|&label| label.to_owned()).collect(),
         agents: vec![agent],
         workers,
+        sandbox: SandboxSupport::default(),
     }
+}
+
+fn token_for(labels: &[&str]) -> NewWorkerToken {
+    let labels = labels.iter().map(|&label| label.to_owned()).collect();
+    NewWorkerToken { labels, ..NewWorkerToken::default() }
 }
 
 fn is_requested(attempt: &DialAttempt) -> bool {
@@ -124,7 +132,7 @@ async fn a_process_can_refuse_only_sessions_assigned_to_it() {
     );
     let attempt = fixture.joined.request_dial(&worker, Some(&spec), Instant::now());
     assert!(is_requested(&attempt) && fixture.joined.check_expected(&worker, &fixture.token).is_ok());
-    let other = fixture.joined.tokens.create(None).unwrap().id;
+    let other = fixture.joined.tokens.create(token_for(&["a", "b"])).unwrap().id;
     assert!(fixture.joined.check_expected(&worker, &other).is_err(), "another token was given nothing");
     fixture.refuse(&first, &worker);
     let reason = fixture.joined.failure_reason(&worker).unwrap();
@@ -258,7 +266,27 @@ fn a_hello_that_makes_no_sense_is_refused_with_its_reason() {
     assert_eq!(refused(&|hello| hello.name = "a\nb".to_owned()), Some("invalid_value"));
     assert_eq!(refused(&|hello| hello.labels.push("a b".to_owned())), Some("invalid_value"));
     assert_eq!(refused(&|_| {}), None);
-    let other = fixture.joined.tokens.create(None).unwrap().id;
+    let other = fixture.joined.tokens.create(token_for(&["a", "b"])).unwrap().id;
     let taken = fixture.joined.admit_host(hello("host-1", &[], Vec::new()), other);
     assert_eq!(taken.err().map(|(code, _)| code), Some("host_taken"));
+}
+
+#[test]
+fn a_process_joins_with_the_labels_and_agents_of_its_token_and_no_others() {
+    let fixture = JoinedWorkersFixture::new();
+    let create = |new| fixture.joined.tokens.create(new).unwrap().id;
+    let lab = create(NewWorkerToken { name: Some("lab".to_owned()), ..NewWorkerToken::default() });
+    let refusal = |token: &TokenId, labels: &[&str]| {
+        let hello = hello("host-1", labels, Vec::new());
+        fixture.joined.admit_host(hello, token.clone()).err().map(|(code, message)| {
+            assert_eq!(code, "worker_not_allowed");
+            message
+        })
+    };
+    let message = refusal(&lab, &["lab", "prod"]).unwrap();
+    assert!(message.contains("lab") && message.contains("prod"), "{message}");
+    assert_eq!(refusal(&lab, &["lab"]), None);
+    let codex = NewWorkerToken { agents: vec!["codex".to_owned()], ..token_for(&["a"]) };
+    let message = refusal(&create(codex), &["a"]).unwrap();
+    assert!(message.contains("codex") && message.contains("echo"), "{message}");
 }

@@ -118,6 +118,7 @@ impl A2aDriverHarness {
             number,
             run: run_id(name),
             prompt: prompt.to_owned(),
+            mode: None,
             files: vec![],
             messages: vec![],
             limits: TurnLimits::default(),

@@ -1,6 +1,6 @@
 //! Conversations that are resumed: by another process, and after waiting for other sessions.
 
-use qd_protocol::event::TokenUsage;
+use qd_protocol::event::{ContextUsage, TokenUsage};
 use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
 use serde_json::json;
 
@@ -36,7 +36,9 @@ async fn the_replay_of_a_resumed_agent_is_dropped_and_its_totals_continue() {
         "{updates:?}"
     );
     let usage = TokenUsage { input_tokens: 1, output_tokens: 0, cost_usd: 0.1 };
-    assert_eq!(updates[2..], [TurnUpdate::Usage { usage, conversation_cost_usd: Some(0.6) }]);
+    let usage = TurnUpdate::Usage { usage, conversation_cost_usd: Some(0.6) };
+    let context = TurnUpdate::Context(ContextUsage { used: 8, size: 1 << 20 });
+    assert_eq!(updates[2..], [usage, context]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use qd_protocol::event::{AskKind, PermissionDecision, PlanEntry, TokenUsage};
+use qd_protocol::event::{AskKind, ContextUsage, PermissionDecision, PlanEntry, TokenUsage};
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::{AgentUpdate, AskResolution, TurnStopReason, TurnUpdate};
 use qd_protocol::policy::Risk;
@@ -167,12 +167,15 @@ async fn plan_and_usage_are_reported_unchanged() {
         usage: TokenUsage { input_tokens, output_tokens, cost_usd },
         conversation_cost_usd: Some(total),
     };
+    let context = |used| TurnUpdate::Context(ContextUsage { used, size: 1 << 20 });
     let expected = [
         TurnUpdate::Plan {
             entries: vec![entry("one", "in_progress"), entry("two", ""), entry("three", "odd")],
         },
         usage(3, 4, 0.1, 0.1),
+        context(7),
         usage(1, 0, 0.2, 0.3),
+        context(8),
     ];
     assert_eq!(agent.run_turn("a", script).await.turn_updates(), expected);
 }

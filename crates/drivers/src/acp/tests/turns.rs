@@ -94,6 +94,33 @@ async fn a_cancel_that_crossed_the_end_of_its_turn_does_not_end_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_repeated_cancel_that_crossed_the_end_of_its_turn_does_not_end_the_next_one() {
+    let mut agent = start_fake_agent("script", async |mut fake| {
+        let first = fake.expect_prompt().await;
+        fake.send_text("all of it").await;
+        fake.expect_method("session/cancel").await;
+        fake.send_text("and more").await;
+        // The first cancel ends the turn. The second one is read only after that, and applied to the next prompt.
+        fake.expect_method("session/cancel").await;
+        fake.end_turn(first, "cancelled").await;
+        let second = fake.expect_prompt().await;
+        fake.end_turn(second, "cancelled").await;
+        let again = fake.expect_prompt().await;
+        fake.send_text("an answer").await;
+        fake.end_turn(again, "end_turn").await;
+        fake.wait_for_hang_up().await;
+    })
+    .await;
+    agent.prompt("a", "x");
+    agent.next_update().await;
+    agent.cancel("a");
+    assert_eq!(agent.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
+    let second = agent.run_turn("b", "y").await;
+    assert_ended_well(&second);
+    assert_eq!(second.text(), "an answer");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cancel_sent_before_the_turn_began_is_repeated_once_at_its_first_output() {
     let (prompted, mut on_prompt) = mpsc::channel(1);
     let mut agent = start_fake_agent("script", async move |mut fake| {

@@ -3,12 +3,14 @@
 
 mod cancels;
 mod fake_agent;
+mod modes;
 mod recorded;
 mod steers;
 mod turns;
 
 use std::future::pending;
 
+use qd_catalog::Catalog;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{AgentExitReason, AgentUpdate};
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
@@ -20,6 +22,7 @@ use super::handshake::{ClaudeHandshakeError, perform_handshake};
 use super::usage::ClaudeUsageCounter;
 use crate::harness::{DriverHarness, hung_up_error};
 use crate::line_transport::LineTransport;
+use crate::mode_guard::ModeGuard;
 use crate::pricing::TokenPricing;
 use crate::stdio_agent::StdioConversation;
 
@@ -66,19 +69,21 @@ async fn open_conversation(
 ) -> Result<(ClaudeTestConversation, AgentUpdate), AgentExitReason> {
     let (from, to) = tokio::io::split(pipe);
     let mut lines = LineTransport::new(from, to, Box::pin(pending()));
-    match perform_handshake(&mut lines).await {
-        Ok(()) => {}
+    let mode = match perform_handshake(&mut lines).await {
+        Ok(mode) => mode,
         Err(ClaudeHandshakeError::AgentExited) => return Err(hung_up_error()),
         Err(ClaudeHandshakeError::Refused(why)) => {
             return Err(AgentExitReason::Failed(RunError::new("refused", why)));
         }
-    }
+    };
+    let modes = Catalog::built_in().get("claude").expect("it is built in").modes;
     let ClaudeTestSetup { pricing, resumed, resume_failure } = setup;
     let decoder = ClaudeEventDecoder::new(ClaudeUsageCounter::new(pricing, None, resumed.is_some()));
     let conversation = ClaudeConversation::new(
         lines,
         resumed.unwrap_or_else(|| "s".to_owned()),
         decoder,
+        ModeGuard::new(modes, mode),
         true,
         resume_failure,
     );

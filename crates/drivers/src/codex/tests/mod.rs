@@ -10,6 +10,7 @@ mod turns;
 
 use std::future::pending;
 
+use qd_catalog::Catalog;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnUpdate};
 use qd_protocol::worker::AgentSpec;
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
@@ -64,7 +65,8 @@ async fn open_conversation(
         Err(CodexHandshakeError::AgentExited) => return Err(hung_up_error()),
         Err(CodexHandshakeError::Refused(error)) => return Err(AgentExitReason::Failed(run_error(&error))),
     };
-    let conversation = CodexConversation::new(connection, handshake, TokenPricing::from_spec(&spec));
+    let modes = Catalog::built_in().get("codex").expect("it is built in").modes;
+    let conversation = CodexConversation::new(connection, handshake, TokenPricing::from_spec(&spec), modes);
     let ready = AgentUpdate::Ready { agent_session_id: conversation.session_id(), steers: true };
     Ok((conversation, ready))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use qd_protocol::event::{PlanEntry, TokenUsage};
+use qd_protocol::event::{ContextUsage, PlanEntry, TokenUsage};
 use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
 use qd_protocol::manifest::TokenPrice;
 use serde_json::json;
@@ -292,4 +292,32 @@ async fn an_empty_message_makes_no_gap() {
     fake.send_text("u", "n", "one").await;
     fake.complete_turn("u", "completed").await;
     assert_eq!(harness.wait_for_end("a").await.updates_without_model_calls(), [text("one")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_is_started_in_the_mode_of_the_session() {
+    let (mut harness, mut fake) = ready_agent().await;
+    harness.set_mode("plan");
+    harness.prompt("a", "x");
+    let (id, params) = fake.expect_method("turn/start").await;
+    let settings = json!({"model": "m", "reasoning_effort": null, "developer_instructions": null});
+    assert_eq!(params["collaborationMode"], json!({"mode": "plan", "settings": settings}));
+    fake.name_turn(id, "u").await;
+    fake.start_turn("u").await;
+    fake.complete_turn("u", "completed").await;
+    assert_eq!(harness.wait_for_end("a").await.stop(), TurnStopReason::EndTurn);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_context_and_its_compaction_are_reported() {
+    let (mut harness, mut fake) = agent_in_turn().await;
+    let tokens = |input: u64| json!({"inputTokens": input, "outputTokens": 7});
+    let usage = json!({"total": tokens(900), "last": tokens(100), "modelContextWindow": 1000});
+    let params = json!({"threadId": "t", "turnId": "u", "tokenUsage": usage});
+    fake.notify("thread/tokenUsage/updated", params).await;
+    fake.send_item("item/completed", "u", json!({"type": "contextCompaction", "id": "k"})).await;
+    fake.complete_turn("u", "completed").await;
+    let updates = harness.wait_for_end("a").await.turn_updates();
+    assert!(updates.contains(&TurnUpdate::Context(ContextUsage { used: 107, size: 1000 })), "{updates:?}");
+    assert!(updates.contains(&TurnUpdate::Compacted { used_before: None }), "{updates:?}");
 }

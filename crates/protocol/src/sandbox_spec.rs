@@ -1,0 +1,76 @@
+//! What passes between daemon and worker about confinement: what a machine can do, what an agent is to be confined
+//! with, and what it got.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
+
+/// How a machine can confine agents. One that says nothing confines none.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SandboxSupport {
+    /// The strongest level that the machine can give. It can give all weaker ones too.
+    pub strongest: SandboxLevel,
+    /// Whether an agent can be cut off from the network.
+    #[serde(default)]
+    pub network_off: bool,
+    /// What keeps the machine from giving more, and how to change that. Absent if it gives everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+}
+
+impl SandboxSupport {
+    /// Whether the machine has nothing to say about confinement.
+    pub fn confines_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What a worker confines an agent with. Paths that begin with `~` are below the home directory of the worker's user.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SandboxSpec {
+    /// The level that was asked for: by the session, else by its manifest or the settings.
+    pub asked: SandboxSetting,
+    #[serde(default)]
+    pub network: NetworkSetting,
+    /// The daemon's home. A confined agent sees of it only the folders that this specification names.
+    pub home: PathBuf,
+    /// The project directory.
+    pub workspace: PathBuf,
+    /// The session's git worktree, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worktree: Option<PathBuf>,
+    /// The session's mail folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mail_folder: Option<PathBuf>,
+    /// The folder with the session's token and socket, through which the agent reaches the tools of `qd mcp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_directory: Option<PathBuf>,
+    /// Where the agent keeps its own state. Writable at every level, also below the daemon's home.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub state_paths: Vec<String>,
+    /// Files of the daemon's home that the agent reads, such as those that make it ask before it acts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub readable_paths: Vec<PathBuf>,
+    /// Keys and credentials, which the agent cannot read at `workspace`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub credential_paths: Vec<String>,
+    /// The hosts of the agent's model, as `HOST` or `HOST:PORT`. They are reachable even without network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub model_hosts: Vec<String>,
+}
+
+/// The confinement of a session's agent since its last start.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SandboxReport {
+    /// The level that was asked for.
+    pub asked: SandboxSetting,
+    /// The level that is in force.
+    pub level: SandboxLevel,
+    #[serde(default)]
+    pub network: NetworkSetting,
+    /// Why the agent is not confined, or less than `deck`, although nobody asked for `off`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}

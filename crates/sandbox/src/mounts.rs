@@ -1,0 +1,273 @@
+//! The files that a sandbox sees, made of mounts in a namespace of its own. The steps are collected first, and everything
+//! that stays visible is opened before anything is hidden. Then the steps are taken from the root downwards, so that a
+//! path below a hidden one can come back.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use qd_protocol::sandbox::SandboxLevel;
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount,
+    open_tree,
+};
+
+use crate::kernel::{MountScope, set_mount_read_only};
+use crate::plan::SandboxPlan;
+
+/// What root could use to change the machine around its own files: kernel settings, which can name programs that the
+/// kernel starts outside. A part of `/proc` that is covered also keeps root from mounting another `/proc`.
+const KERNEL_SETTINGS: [&str; 3] = ["/proc/sys", "/proc/sysrq-trigger", "/sys"];
+/// Devices that bypass the file system, besides the disks.
+const RAW_MEMORY: [&str; 3] = ["/dev/mem", "/dev/kmem", "/dev/port"];
+/// Files of root that ssh reads only if they belong to root or to the user. For an ordinary user in a user namespace they
+/// belong to neither.
+const SSH_CONFIGURATION: &str = "/etc/ssh/ssh_config.d";
+
+/// A mount that failed, and where.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to mount {path}: {source}")]
+pub(crate) struct MountError {
+    pub(crate) path: PathBuf,
+    #[source]
+    pub(crate) source: io::Error,
+}
+
+/// What becomes of one path.
+#[derive(Debug)]
+enum MountStep {
+    /// An empty directory that nobody can write.
+    HideDirectory,
+    /// An empty directory of the sandbox's own.
+    PrivateDirectory,
+    /// An empty directory that gets copies of files, so that they belong to the user, and that nobody can write.
+    CopiedDirectory(Vec<(PathBuf, Vec<u8>)>),
+    /// What was there before the sandbox.
+    Keep { tree: OwnedFd, is_directory: bool, read_only: bool },
+    /// An empty file.
+    HideFile { null: OwnedFd },
+}
+
+/// Changes this process's own view of the files to that of the plan. The process must be in a new mount namespace and a
+/// new PID namespace, and have all rights over them.
+pub(crate) fn mount_all(plan: &SandboxPlan) -> Result<(), MountError> {
+    let root = Path::new("/");
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .map_err(|source| failed(root, source))?;
+    let steps = MountSteps::collect(plan)?;
+    let is_workspace = plan.level == SandboxLevel::Workspace;
+    if is_workspace {
+        set_mount_read_only(CWD, root, true, MountScope::WithAllBelow)
+            .map_err(|source| failed(root, source))?;
+    }
+    steps.apply()?;
+    mount_proc()?;
+    if rustix::process::geteuid().is_root() {
+        for path in KERNEL_SETTINGS.map(Path::new).into_iter().filter(|path| path.exists()) {
+            let kept = open_mount(path).and_then(|tree| keep(path, &tree, true));
+            kept.map_err(|source| failed(path, source))?;
+        }
+    }
+    Ok(())
+}
+
+/// A new `/proc`, which shows the processes of the sandbox alone.
+fn mount_proc() -> Result<(), MountError> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", flags, None).map_err(|source| failed(Path::new("/proc"), source))
+}
+
+/// The steps by path: a path is always after those above it.
+#[derive(Debug, Default)]
+struct MountSteps(BTreeMap<PathBuf, MountStep>);
+
+impl MountSteps {
+    /// Later steps replace earlier ones of the same path: what is kept is kept even if it would be hidden.
+    fn collect(plan: &SandboxPlan) -> Result<Self, MountError> {
+        let mut steps = Self::default();
+        let is_workspace = plan.level == SandboxLevel::Workspace;
+        for path in &plan.private_directories {
+            // It may be made later, by a program outside, and would then be seen.
+            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"tmux-")) {
+                let _exists = fs::DirBuilder::new().mode(0o700).create(path);
+            }
+            steps.add_directory(path, MountStep::PrivateDirectory);
+        }
+        steps.add_directory(&plan.home, MountStep::HideDirectory);
+        for path in &plan.hidden_files {
+            steps.hide_file(path)?;
+        }
+        for path in &plan.credentials {
+            match path.is_dir() {
+                true => steps.add_directory(path, MountStep::HideDirectory),
+                false => steps.hide_file(path)?,
+            }
+        }
+        if rustix::process::geteuid().is_root() {
+            for path in RAW_MEMORY.into_iter().map(PathBuf::from).chain(block_devices()) {
+                steps.hide_file(&path)?;
+            }
+        } else {
+            steps.copy_ssh_configuration();
+        }
+        let home = fs::canonicalize(&plan.home).unwrap_or_else(|_| plan.home.clone());
+        let stays = |path: &&PathBuf| is_workspace || path.starts_with(&home) || path.starts_with(&plan.home);
+        if is_workspace {
+            plan.writable.iter().for_each(|path| drop(fs::create_dir_all(path)));
+            steps.keep(Path::new("/dev"), false)?;
+        }
+        for path in plan.writable.iter().filter(stays) {
+            steps.keep(path, false)?;
+        }
+        for path in plan.readable.iter().filter(stays) {
+            steps.keep(path, true)?;
+        }
+        if is_workspace {
+            steps.protect_repository(&plan.workspace)?;
+        }
+        Ok(steps)
+    }
+
+    /// Adds a step for a directory, if there is one.
+    fn add_directory(&mut self, path: &Path, step: MountStep) {
+        if let Some(path) = fs::canonicalize(path).ok().filter(|path| path.is_dir() && path != Path::new("/"))
+        {
+            self.0.insert(path, step);
+        }
+    }
+
+    /// Keeps a path as it is, if it exists.
+    fn keep(&mut self, path: &Path, read_only: bool) -> Result<(), MountError> {
+        let Ok(path) = fs::canonicalize(path) else { return Ok(()) };
+        let tree = open_mount(&path).map_err(|source| failed(&path, source))?;
+        let is_directory = path.is_dir();
+        self.0.insert(path, MountStep::Keep { tree, is_directory, read_only });
+        Ok(())
+    }
+
+    fn hide_file(&mut self, path: &Path) -> Result<(), MountError> {
+        let Ok(path) = fs::canonicalize(path) else { return Ok(()) };
+        let null = open_mount(Path::new("/dev/null")).map_err(|source| failed(&path, source))?;
+        self.0.insert(path, MountStep::HideFile { null });
+        Ok(())
+    }
+
+    /// What git runs by itself, and what decides that, cannot be changed. The directory above is a mount of its own, so
+    /// that it cannot be replaced by another.
+    fn protect_repository(&mut self, workspace: &Path) -> Result<(), MountError> {
+        let repository = workspace.join(".git");
+        if !fs::symlink_metadata(&repository).is_ok_and(|metadata| metadata.is_dir()) {
+            return Ok(());
+        }
+        self.keep(&repository, false)?;
+        let hooks = repository.join("hooks");
+        let _exists = fs::create_dir(&hooks);
+        self.keep(&hooks, true)?;
+        self.keep(&repository.join("config"), true)
+    }
+
+    /// Without this, ssh refuses to start for an ordinary user.
+    fn copy_ssh_configuration(&mut self) {
+        let Ok(entries) = fs::read_dir(SSH_CONFIGURATION) else { return };
+        let files = entries.flatten().filter_map(|entry| {
+            let path = entry.path();
+            Some((path.clone(), fs::read(path).ok()?))
+        });
+        let copies: Vec<(PathBuf, Vec<u8>)> = files.collect();
+        if !copies.is_empty() {
+            self.add_directory(Path::new(SSH_CONFIGURATION), MountStep::CopiedDirectory(copies));
+        }
+    }
+
+    fn apply(self) -> Result<(), MountError> {
+        let mut finally_read_only = Vec::new();
+        for (path, step) in self.0 {
+            let applied = match step {
+                MountStep::HideDirectory => {
+                    finally_read_only.push(path.clone());
+                    mount_empty(&path, c"mode=0755")
+                }
+                MountStep::PrivateDirectory => {
+                    let mode = if is_shared_directory(&path) { c"mode=1777" } else { c"mode=0700" };
+                    mount_empty(&path, mode)
+                }
+                MountStep::CopiedDirectory(files) => {
+                    finally_read_only.push(path.clone());
+                    mount_empty(&path, c"mode=0755")
+                        .and_then(|()| files.iter().try_for_each(|(path, content)| fs::write(path, content)))
+                }
+                MountStep::Keep { tree, is_directory, read_only } => {
+                    create_mount_point(&path, is_directory).and_then(|()| keep(&path, &tree, read_only))
+                }
+                MountStep::HideFile { null } => {
+                    create_mount_point(&path, false).and_then(|()| move_to(&null, &path))
+                }
+            };
+            applied.map_err(|source| failed(&path, source))?;
+        }
+        for path in finally_read_only {
+            set_mount_read_only(CWD, &path, true, MountScope::One).map_err(|source| failed(&path, source))?;
+        }
+        Ok(())
+    }
+}
+
+/// The directories of temporary files, which programs of other users may share.
+fn is_shared_directory(path: &Path) -> bool {
+    ["/tmp", "/var/tmp"].iter().any(|shared| path == Path::new(shared))
+}
+
+fn block_devices() -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir("/dev") else { return Vec::new() };
+    let is_block_device = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_block_device());
+    entries.flatten().filter(is_block_device).map(|entry| entry.path()).collect()
+}
+
+/// Opens a copy of the mounts at and below a path, which stays usable when the path is hidden.
+fn open_mount(path: &Path) -> io::Result<OwnedFd> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    Ok(open_tree(CWD, path, flags)?)
+}
+
+fn keep(path: &Path, tree: &OwnedFd, read_only: bool) -> io::Result<()> {
+    let nothing = Path::new("");
+    let all = set_mount_read_only(tree.as_fd(), nothing, read_only, MountScope::WithAllBelow);
+    // A mount below that is read-only outside cannot be made writable, and need not be.
+    if all.is_err() && !read_only {
+        let _stays_read_only = set_mount_read_only(tree.as_fd(), nothing, false, MountScope::One);
+    } else {
+        all?;
+    }
+    move_to(tree, path)
+}
+
+fn move_to(tree: &OwnedFd, path: &Path) -> io::Result<()> {
+    Ok(move_mount(tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+fn mount_empty(path: &Path, mode: &std::ffi::CStr) -> io::Result<()> {
+    create_mount_point(path, true)?;
+    Ok(mount("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, mode)?)
+}
+
+/// Makes something to mount on, if a directory above was hidden.
+fn create_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    match path.parent() {
+        Some(parent) if !is_directory => {
+            fs::create_dir_all(parent).and_then(|()| File::create(path).map(drop))
+        }
+        _ => fs::create_dir_all(path),
+    }
+}
+
+fn failed(path: &Path, source: impl Into<io::Error>) -> MountError {
+    MountError { path: path.to_owned(), source: source.into() }
+}

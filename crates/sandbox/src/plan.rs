@@ -1,0 +1,147 @@
+//! What a sandbox is to be: which level, what is hidden, and which paths stay. A plan is made by the worker, which knows
+//! the agent and the user's environment, and carried out by the sandbox's init.
+
+use std::path::{Path, PathBuf};
+
+use qd_protocol::sandbox::{NetworkSetting, SandboxLevel};
+use qd_protocol::sandbox_spec::SandboxSpec;
+use rustix::process::getuid;
+use serde::{Deserialize, Serialize};
+
+/// Sockets through which a process outside can be told to start programs. They are files, and made by system services.
+const SERVICE_SOCKETS: [&str; 6] = [
+    "/run/docker.sock",
+    "/var/run/docker.sock",
+    "/run/podman/podman.sock",
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/systemd/private",
+];
+/// Directories whose sockets do the same.
+const SERVICE_SOCKET_DIRECTORIES: [&str; 2] = ["/run/dbus", "/run/screen"];
+/// Where programs put temporary files if they are not told otherwise.
+const TEMPORARY_DIRECTORIES: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// How an agent, and everything that it starts, is confined.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SandboxPlan {
+    pub level: SandboxLevel,
+    pub network: NetworkSetting,
+    /// The daemon's home. Of it, only what the other fields name can be seen.
+    pub home: PathBuf,
+    /// The project directory. At `workspace`, its git hooks and configuration are read-only.
+    pub workspace: PathBuf,
+    /// What the agent may write: below the home at every level, and elsewhere at `workspace`.
+    pub writable: Vec<PathBuf>,
+    /// What the agent may read below the home.
+    pub readable: Vec<PathBuf>,
+    /// Directories that are empty at first and not shared with anybody outside.
+    pub private_directories: Vec<PathBuf>,
+    /// Files and sockets that look empty.
+    pub hidden_files: Vec<PathBuf>,
+    /// Keys and credentials. Hidden at `workspace`.
+    pub credentials: Vec<PathBuf>,
+}
+
+impl SandboxPlan {
+    /// The plan for an agent that works in `cwd`. `variable` returns what the agent's environment has.
+    pub fn new(
+        spec: &SandboxSpec,
+        level: SandboxLevel,
+        cwd: &Path,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Self {
+        let user_home = variable("HOME").map(PathBuf::from);
+        let below_user_home = |path: &String| expand_home(path, user_home.as_deref());
+        let mut writable: Vec<PathBuf> = vec![cwd.to_owned()];
+        writable.extend([&spec.worktree, &spec.mail_folder].into_iter().flatten().cloned());
+        writable.extend(spec.state_paths.iter().filter_map(below_user_home));
+        let mut readable = spec.readable_paths.clone();
+        readable.extend(spec.tool_directory.clone());
+        let mut private_directories = session_socket_directories(&variable);
+        let mut credentials = Vec::new();
+        if level == SandboxLevel::Workspace {
+            writable.push(spec.workspace.clone());
+            private_directories.extend(TEMPORARY_DIRECTORIES.map(PathBuf::from));
+            private_directories.extend(variable("TMPDIR").map(PathBuf::from));
+            credentials.extend(spec.credential_paths.iter().filter_map(below_user_home));
+        }
+        Self {
+            level,
+            network: spec.network,
+            home: spec.home.clone(),
+            workspace: spec.workspace.clone(),
+            writable,
+            readable,
+            private_directories,
+            hidden_files: SERVICE_SOCKETS.map(PathBuf::from).to_vec(),
+            credentials,
+        }
+    }
+}
+
+/// Where the user's own session has its sockets: through a tmux, D-Bus or systemd that runs outside, a process could
+/// start others outside.
+fn session_socket_directories(variable: &impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    let user = getuid().as_raw();
+    let tmux = |below: &str| PathBuf::from(below).join(format!("tmux-{user}"));
+    let mut directories = vec![tmux("/tmp"), PathBuf::from(format!("/run/user/{user}"))];
+    directories.extend(variable("TMUX_TMPDIR").map(|below| tmux(&below)));
+    directories.extend(variable("XDG_RUNTIME_DIR").map(PathBuf::from));
+    directories.extend(SERVICE_SOCKET_DIRECTORIES.map(PathBuf::from));
+    directories
+}
+
+/// The path that a setting names: `~/x` is below the user's home directory. Other relative paths name nothing.
+fn expand_home(path: &str, user_home: Option<&Path>) -> Option<PathBuf> {
+    let path = match path.strip_prefix('~') {
+        Some(rest) => user_home?.join(rest.trim_start_matches('/')),
+        None => PathBuf::from(path),
+    };
+    path.is_absolute().then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> SandboxSpec {
+        SandboxSpec {
+            home: "/q".into(),
+            workspace: "/w".into(),
+            mail_folder: Some("/q/mail/s".into()),
+            tool_directory: Some("/q/tools/s".into()),
+            state_paths: vec!["~/.agent".to_owned(), "relative".to_owned()],
+            credential_paths: vec!["~/.ssh".to_owned()],
+            ..SandboxSpec::default()
+        }
+    }
+
+    fn plan(level: SandboxLevel) -> SandboxPlan {
+        SandboxPlan::new(&spec(), level, Path::new("/q/worktrees/s"), |name| match name {
+            "HOME" => Some("/h".to_owned()),
+            "XDG_RUNTIME_DIR" => Some("/run/mine".to_owned()),
+            "TMPDIR" => Some("/scratch".to_owned()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn an_agent_keeps_its_directory_mail_and_state_and_reads_its_tools() {
+        let plan = plan(SandboxLevel::Deck);
+        assert_eq!(plan.writable, ["/q/worktrees/s", "/q/mail/s", "/h/.agent"].map(PathBuf::from));
+        assert_eq!(plan.readable, [PathBuf::from("/q/tools/s")]);
+        assert!(plan.private_directories.contains(&"/run/mine".into()));
+        assert!(plan.credentials.is_empty() && !plan.private_directories.contains(&"/tmp".into()));
+    }
+
+    #[test]
+    fn at_workspace_temporary_files_are_private_and_credentials_hidden() {
+        let plan = plan(SandboxLevel::Workspace);
+        assert!(plan.writable.contains(&"/w".into()));
+        assert_eq!(plan.credentials, [PathBuf::from("/h/.ssh")]);
+        for directory in ["/tmp", "/var/tmp", "/scratch"] {
+            assert!(plan.private_directories.contains(&directory.into()), "{directory}");
+        }
+    }
+}

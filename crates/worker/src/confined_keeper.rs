@@ -1,0 +1,39 @@
+//! The keeper of an agent's processes, which starts them in a sandbox if the agent is to be confined.
+//!
+//! Design: docs/design/agents-are-confined.md
+
+use qd_drivers::agent_launcher::AgentLocation;
+use qd_drivers::own_program;
+use qd_keeper::{KeeperError, KeeperHandle};
+use qd_protocol::event::RunError;
+use qd_protocol::sandbox::SandboxLevel;
+use qd_protocol::worker::AgentSpec;
+use qd_sandbox::SandboxPlan;
+
+use crate::agent_sandbox::plan_agent_sandbox;
+
+/// Starts the keeper of an agent. A level that cannot be given is an error: the agent is never confined less than it says.
+pub(crate) async fn start_keeper(spec: &AgentSpec) -> Result<KeeperHandle, RunError> {
+    let report = match spec.sandbox.as_deref() {
+        Some(sandbox) => plan_agent_sandbox(sandbox, AgentLocation::BelowKeeper)?,
+        None => None,
+    };
+    let level = report.map_or(SandboxLevel::Off, |report| report.level);
+    let started = match sandbox_plan(spec, level) {
+        Some(plan) => KeeperHandle::start_confined(&own_program(), &spec.mark, plan).await,
+        None => KeeperHandle::start(&own_program(), &spec.mark).await,
+    };
+    started.map_err(|cause| match cause {
+        KeeperError::NotConfined(_) => {
+            let message = format!("the agent cannot be confined as it was asked for: {cause}");
+            RunError::new("sandbox_unavailable", message)
+        }
+        _ => RunError::new("keeper_failed", format!("failed to start the keeper: {cause}")),
+    })
+}
+
+fn sandbox_plan(spec: &AgentSpec, level: SandboxLevel) -> Option<SandboxPlan> {
+    let sandbox = spec.sandbox.as_deref().filter(|_| level > SandboxLevel::Off)?;
+    let variable = |name: &str| spec.env.get(name).cloned().or_else(|| std::env::var(name).ok());
+    Some(SandboxPlan::new(sandbox, level, &spec.cwd, variable))
+}
