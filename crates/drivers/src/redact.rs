@@ -1,6 +1,7 @@
 //! Removes secrets from everything an agent reports, before it is numbered or stored, and then makes each update fit
 //! its event. A secret that arrives in pieces is found as well: the end of a piece that may be the beginning of a
-//! secret is held back until more of its stream arrives, whatever comes in between, or until the stream is over.
+//! secret is held back until more of its stream arrives, whatever comes in between, or until the stream is over. What an
+//! agent said before it asks a person is over.
 //!
 //! Design: docs/design/redact-then-fit.md
 
@@ -100,6 +101,8 @@ impl AgentOutputFilter for Redactor {
         }
         self.secrets.redact_update(&mut update);
         match &update {
+            // The agent now waits for a person, who has to see the whole of what it said before.
+            AgentUpdate::Ask { .. } => self.flush_streams(TextStreamKey::is_said, out),
             AgentUpdate::Turn { update: TurnUpdate::ToolFinished { call_id, .. }, .. } => {
                 self.flush_streams(
                     |stream| matches!(&stream.kind, TextStreamKind::ToolOutput(id) if id == call_id),
@@ -119,6 +122,13 @@ impl AgentOutputFilter for Redactor {
 struct TextStreamKey {
     run: RunId,
     kind: TextStreamKind,
+}
+
+impl TextStreamKey {
+    /// Whether these are the agent's own words.
+    fn is_said(&self) -> bool {
+        matches!(self.kind, TextStreamKind::Text | TextStreamKind::Thought)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -268,7 +278,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use qd_protocol::event::{PlanEntry, TokenUsage};
+    use qd_protocol::AskId;
+    use qd_protocol::event::{AskKind, PlanEntry, TokenUsage};
     use qd_protocol::limits::{EVENT_MAX, HEAD_MAX};
     use qd_protocol::link::TurnStopReason;
     use serde_json::json;
@@ -351,6 +362,25 @@ mod tests {
         assert_eq!(redact_all(values, [text_update("hunt")]), []);
         let gone = AgentUpdate::Gone(AgentExitReason::Stopped);
         assert_eq!(redact_all(values, [text_update("hunt"), gone.clone()]), [text_update("hunt"), gone]);
+    }
+
+    #[test]
+    fn all_that_was_said_before_an_ask_is_shown_with_it() {
+        let ask = AskRequest {
+            id: AskId::from_random(&[1]),
+            kind: AskKind::Question,
+            tool: None,
+            input: Value::Null,
+            risk: None,
+            prompt: "Go on?".to_owned(),
+            options: Vec::new(),
+            implicit: false,
+        };
+        let ask = AgentUpdate::Ask { run: run_id("r"), ask };
+        assert_eq!(
+            redact_all(&[("KEY", "hunter2")], [text_update("so much"), ask.clone()]),
+            [text_update("so muc"), text_update("h"), ask]
+        );
     }
 
     #[test]

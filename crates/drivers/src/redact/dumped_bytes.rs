@@ -197,11 +197,10 @@ fn match_next(notation: DumpNotation, token: &DumpToken, text: &[u8]) -> FormMat
     if matches!(&text[separators..], b"0" | b"\\") {
         return FormMatch::Undecided;
     }
-    let Some(rest) = line_rest(text, false) else { return FormMatch::Undecided };
-    if text.get(rest.len()) != Some(&b'\n') {
-        return FormMatch::Differs;
-    }
-    let begin = rest.len() + 1;
+    let begin = match line_end(text) {
+        FormMatch::Found(end) => end + 1,
+        other => return other,
+    };
     let begin = begin + blanks_len(&text[begin..]);
     match token_at(begin) {
         FormMatch::Differs => {}
@@ -217,6 +216,23 @@ fn match_next(notation: DumpNotation, token: &DumpToken, text: &[u8]) -> FormMat
             FormMatch::Differs => token_at(after + blanks + number_prefix_len(&text[after + blanks..])),
             decided => decided,
         },
+    }
+}
+
+/// Where the line ends whose last number is before this text. After a number there are only separators and perhaps the
+/// text beside the numbers, which two blanks or a bar set apart. Anything else is no dump, and must not be held back until
+/// its line is over.
+fn line_end(text: &[u8]) -> FormMatch {
+    let separators = text.iter().take_while(|byte| is_separator(**byte) || **byte == b'\r').count();
+    let is_beside =
+        text[..separators].windows(2).any(|pair| pair == b"  ") || text[..separators].contains(&b'|');
+    if text.get(separators).is_some_and(|byte| *byte != b'\n') && !is_beside {
+        return FormMatch::Differs;
+    }
+    match line_rest(text, false) {
+        None => FormMatch::Undecided,
+        Some(rest) if text.get(rest.len()) == Some(&b'\n') => FormMatch::Found(rest.len()),
+        Some(_) => FormMatch::Differs,
     }
 }
 

@@ -229,3 +229,15 @@ fn what_is_held_back_is_bounded() {
     let start = secrets.redact_start(&endless, None);
     assert!(endless.len() - start.undecided_from < 128 << 10, "{}", endless.len() - start.undecided_from);
 }
+
+#[test]
+fn numbers_in_ordinary_text_are_shown_at_once() {
+    // `73`, `115` and `163` are the first byte of the secret in hexadecimal, decimal and octal.
+    let secrets = matcher("sk-live-Zq9XvT7wKpLm");
+    for text in ["pid 25731 so far", "73 files", "line 115: x", "0x73, then", "163.", "a 73 b", "at 73:12"] {
+        let shown = secrets.redact_start(text, None);
+        assert_eq!((shown.text.as_str(), shown.undecided_from), (text, text.len()));
+    }
+    assert_eq!(secrets.redact_start("00000010  73", None).text, "00000010  ");
+    assert_eq!(secrets.redact_start("00000010  73  |s", None).text, "00000010  ");
+}
