@@ -1,9 +1,7 @@
 //! Old streamed text is merged by `qd gc`, and nothing that a client can read changes by it.
 
-use std::time::Duration;
-
 use qd_testkit::script::{say, say_times};
-use qd_testkit::{TestDaemon, TestEvent, TestSession, TestWorkspace};
+use qd_testkit::{TestDaemon, TestEvent, TestSession, TestWorkspace, poll_until};
 use serde_json::Value;
 
 /// Everything that clients read of two sessions.
@@ -57,21 +55,23 @@ async fn merged_text_reads_as_it_did_before_also_after_a_rebuild() {
     let before = client_view(&workspace, &sessions, head).await;
     let deltas = before.stream.iter().filter(|event| event.kind == "text.delta").count();
     assert!(deltas > 20, "{deltas}");
-    let mut mergeable = 0;
-    while mergeable == 0 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        mergeable = daemon.qd(&["gc", "--json"]).await.json()["mergeable_events"].as_u64().unwrap();
-    }
-    let shown = daemon.qd(&["gc", "--yes"]).await.ok();
-    assert!(shown.contains("would merge "), "{shown}");
+    let journal_file = daemon.home.path().join("journal.db");
+    let count = |sql: &str| {
+        let journal = rusqlite::Connection::open(&journal_file).unwrap();
+        journal.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    // A message is merged once it is a second old, so the first call may find only some of them.
+    poll_until("two merged messages", async || {
+        let mergeable = daemon.qd(&["gc", "--json"]).await.json()["mergeable_events"].as_u64().unwrap();
+        let shown = daemon.qd(&["gc", "--yes"]).await.ok();
+        assert!(mergeable == 0 || shown.contains("would merge "), "{shown}");
+        (count("SELECT count(*) FROM events WHERE parts IS NOT NULL") >= 2).then_some(())
+    })
+    .await;
     assert_eq!(client_view(&workspace, &sessions, head).await, before);
     daemon.terminate().await;
-    let journal = rusqlite::Connection::open(daemon.home.path().join("journal.db")).unwrap();
-    let merged = |sql: &str| journal.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert!(merged("SELECT count(*) FROM events WHERE parts IS NOT NULL") >= 2);
-    let rows = merged("SELECT count(*) FROM events WHERE kind = 'text.delta'");
+    let rows = count("SELECT count(*) FROM events WHERE kind = 'text.delta'");
     assert!(rows < deltas as i64, "{rows} rows of {deltas} events");
-    drop(journal);
     daemon.qd(&["doctor", "--rebuild"]).await.ok();
     daemon.start_again().await;
     assert_eq!(client_view(&workspace, &sessions, head).await, before);
