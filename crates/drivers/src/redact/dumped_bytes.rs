@@ -197,6 +197,12 @@ fn match_next(notation: DumpNotation, token: &DumpToken, text: &[u8]) -> FormMat
     if matches!(&text[separators..], b"0" | b"\\") {
         return FormMatch::Undecided;
     }
+    // Dumps of characters have no text beside them. So a word that ends with the secret's first character is none, and the
+    // rest of its line is not held back.
+    let goes_on = |byte: &u8| !matches!(byte, b'\n' | b'\r');
+    if notation == DumpNotation::Characters && text.get(separators).is_some_and(goes_on) {
+        return FormMatch::Differs;
+    }
     let Some(rest) = line_rest(text, false) else { return FormMatch::Undecided };
     if text.get(rest.len()) != Some(&b'\n') {
         return FormMatch::Differs;
