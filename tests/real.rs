@@ -171,6 +171,7 @@ agents_that_switch! {
     claude_shows_that_it_switched_its_mode: Claude,
     claude_acp_shows_that_it_switched_its_mode: ClaudeAcp,
     gemini_shows_that_it_switched_its_mode: Gemini,
+    copilot_shows_that_it_switched_its_mode: Copilot,
     codex_acp_shows_that_it_switched_its_mode: CodexAcp,
     qwen_shows_that_it_switched_its_mode: Qwen,
 }

@@ -117,7 +117,7 @@ pub(super) async fn context(cli: RealAgent) {
 
 fn why_no_own_switch(cli: RealAgent) -> Option<&'static str> {
     match cli {
-        RealAgent::Codex | RealAgent::Copilot | RealAgent::Opencode => {
+        RealAgent::Codex | RealAgent::Opencode => {
             Some("it has no tool for this, and no command in the way in which it is driven here")
         }
         _ => None,

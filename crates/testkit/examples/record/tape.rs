@@ -83,6 +83,10 @@ impl Recording {
                 LogLine::ToAgent(message) => {
                     let mut message = message.clone();
                     remove_tool_servers(&mut message);
+                    // This request has the list only if there is something in it.
+                    if message.get("method") == Some(&json!("session/resume")) {
+                        message["params"].as_object_mut().and_then(|params| params.remove("mcpServers"));
+                    }
                     json!({ ">": message })
                 }
                 LogLine::FromAgent(message) => {

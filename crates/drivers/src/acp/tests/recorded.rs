@@ -148,8 +148,13 @@ async fn modes(agent: &str) {
     for (ended, text) in runs.iter().zip(["think about it", "and now"]) {
         assert_ended_well(ended);
         assert!(ended.text().contains(text), "{}", ended.text());
-        let switches = ended.turn_updates().into_iter().filter(|up| matches!(up, TurnUpdate::Mode { .. }));
-        assert_eq!(switches.count(), 0, "{agent} has not switched by itself");
+        // Some agents report the mode that they are put into before they grant it.
+        let is_planned = text.starts_with("think");
+        let reported = ended.turn_updates().into_iter().filter_map(|update| match update {
+            TurnUpdate::Mode { mode } => Some(mode),
+            _ => None,
+        });
+        assert!(reported.into_iter().all(|mode| (mode == "plan") == is_planned), "{agent}: {ended:?}");
     }
 }
 
@@ -235,13 +240,12 @@ async fn permission_is_given_once_wherever_that_option_is_listed() {
             "{agent}"
         );
     }
-    for agent in ["gemini", "qwen"] {
-        let always = r#""options":[{"kind":"allow_always""#;
-        assert!(
-            AgentRecording::read(agent, "allowed").agent_says(always),
-            "the first option would be for ever"
-        );
-    }
+    // With our settings, Qwen offers no such option.
+    let always = r#""options":[{"kind":"allow_always""#;
+    assert!(
+        AgentRecording::read("gemini", "allowed").agent_says(always),
+        "the first option would be for ever"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -136,7 +136,10 @@ async fn a_steer_during_a_turn() {
 async fn a_model_that_fails_and_then_does_not() {
     let [failed, fine] = play_scene("error").await.into_runs();
     let error = failed.outcome.error.clone().unwrap();
-    assert_eq!((error.code.as_str(), error.message.as_str()), ("agent_error", "scripted 400"));
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("agent_error", "scripted 400: the script wants it")
+    );
     assert_eq!((failed.stop(), fine.stop()), (TurnStopReason::Error, TurnStopReason::EndTurn));
 }
 
