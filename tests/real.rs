@@ -148,6 +148,11 @@ async fn claude_has_its_tasks_as_a_plan() {
 }
 
 #[tokio::test]
+async fn claude_acp_has_its_tasks_as_a_plan() {
+    modes::plans(RealAgent::ClaudeAcp).await;
+}
+
+#[tokio::test]
 async fn opencode_has_its_to_do_list_as_a_plan() {
     modes::plans(RealAgent::Opencode).await;
 }
@@ -164,6 +169,9 @@ macro_rules! agents_that_switch {
 
 agents_that_switch! {
     claude_shows_that_it_switched_its_mode: Claude,
+    claude_acp_shows_that_it_switched_its_mode: ClaudeAcp,
+    gemini_shows_that_it_switched_its_mode: Gemini,
+    copilot_shows_that_it_switched_its_mode: Copilot,
     codex_acp_shows_that_it_switched_its_mode: CodexAcp,
     qwen_shows_that_it_switched_its_mode: Qwen,
 }
@@ -176,6 +184,11 @@ async fn copilot_asks_also_after_its_command_that_allows_everything() {
 #[tokio::test]
 async fn claude_shows_that_it_compacted_its_conversation() {
     modes::compaction(RealAgent::Claude).await;
+}
+
+#[tokio::test]
+async fn codex_shows_that_it_compacted_its_conversation() {
+    modes::compaction(RealAgent::Codex).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Programs in terminals with the real binary: a shell without a manifest, a program whose end of turn cannot be
 //! detected, and people who watch the screen and type.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use qd_testkit::{TestDaemon, TestHome, TestTerminal, journal_rules, poll_until, processes};
 use serde_json::json;
@@ -95,11 +95,9 @@ async fn a_cancelled_command_leaves_nothing_and_the_shell_goes_on() {
 #[tokio::test]
 async fn a_program_of_which_nothing_can_be_told_ends_with_a_clear_error() {
     let daemon = TestDaemon::start().await;
-    let began = Instant::now();
     let ran = daemon.qd(&["run", "--agent", "pty:cat", "hello"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("cannot tell when cat has finished"), "{ran:?}");
-    assert!(began.elapsed() < Duration::from_secs(30));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Answers, memory, permissions, questions and failures.
 
+use qd_testkit::model::INPUT_TOKENS;
 use qd_testkit::{RealAgent, TestEvent, poll_until};
 use serde_json::json;
 
@@ -39,7 +40,8 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(ask["input"].to_string().contains("made.txt"), "{ask}");
     assert!(!made.exists());
     answer(&session, &ask, json!({ "decision": "allow_once" })).await;
-    assert_ended(&ended(&session, &run).await, "end_turn");
+    let allowed = ended(&session, &run).await;
+    assert_ended(&allowed, "end_turn");
     assert_eq!(std::fs::read_to_string(&made).unwrap(), "made\n");
     let events = session.events_of(&run).await;
     let has_command = |event: &TestEvent| {
@@ -49,6 +51,9 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(events.iter().any(|event| event.kind == "tool.finished"), "{}", super::describe_events(&events));
     assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::describe_events(&events));
     test.shows(Behaviour::Allowed);
+    // The call of the tool, and the answer after it.
+    assert_eq!(allowed["usage"]["input_tokens"], 2 * INPUT_TOKENS, "{allowed:#}");
+    test.shows(Behaviour::CountsCalls);
 
     tools::check_files(&test, &session).await;
     tools::check_mcp(&test, &session).await;

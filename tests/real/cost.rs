@@ -22,7 +22,9 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(usage["cost_usd"].as_f64().unwrap() > 0.0001, "{usage}: {first:#}");
     // Agents that report the usage of each model call are stopped before the last call. The others have ended by then.
     match cli {
-        RealAgent::Claude | RealAgent::Codex | RealAgent::Qwen => assert_ended(&first, "budget_exceeded"),
+        RealAgent::Claude | RealAgent::Codex | RealAgent::Opencode | RealAgent::Qwen => {
+            assert_ended(&first, "budget_exceeded");
+        }
         _ => assert!(
             ["end_turn", "budget_exceeded"].iter().any(|it| first["finish_reason"] == *it),
             "{first:#}"

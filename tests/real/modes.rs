@@ -5,6 +5,8 @@ use std::path::Path;
 use qd_testkit::{RealAgent, TestEvent, TestSession};
 use serde_json::{Value, json};
 
+use super::quota::why_not_parked;
+use super::shown::Behaviour;
 use super::{RealAgentTest, answer, assert_ended, describe_events, ended, permission, say};
 use crate::workers_loss::process_of;
 
@@ -41,6 +43,7 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&ended(&session, &run).await, "end_turn");
     assert!(file.exists(), "{}", describe_events(&session.events_of(&run).await));
     assert_eq!(mode_changes(&session).await, [json!({ "mode": usual, "by": "user" })]);
+    test.shows(Behaviour::Modes);
     session.close().await;
 }
 
@@ -49,7 +52,7 @@ pub(super) async fn plans(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
     let session = test.session_with_own_settings(json!({ "policy": "allow" }), enable_tasks).await;
     let (prompts, entries): (&[&str], Value) = match cli {
-        RealAgent::Claude => (
+        RealAgent::Claude | RealAgent::ClaudeAcp => (
             &[
                 r#"TOOL:call:ToolSearch {"query":"select:TaskCreate,TaskUpdate","max_results":5}"#,
                 r#"TOOL:call:TaskCreate {"subject":"read it","description":"all of it"}"#,
@@ -72,12 +75,13 @@ pub(super) async fn plans(cli: RealAgent) {
     let plan = events.iter().rfind(|event| event.kind == "plan.updated");
     let plan = plan.unwrap_or_else(|| panic!("{}", describe_events(&events)));
     assert_eq!(plan.data["entries"], entries);
+    test.shows(Behaviour::Plans);
     session.close().await;
 }
 
 /// Claude offers its tools for tasks only to those who want them.
 fn enable_tasks(cli: RealAgent, _home: &Path, env: &mut Value) {
-    if cli == RealAgent::Claude {
+    if matches!(cli, RealAgent::Claude | RealAgent::ClaudeAcp) {
         env["CLAUDE_CODE_ENABLE_TODO_TOOLS"] = json!("1");
     }
 }
@@ -91,25 +95,77 @@ pub(super) async fn context(cli: RealAgent) {
     let context = &session.show().await["context"];
     if cli == RealAgent::Gemini {
         assert_eq!(context, &json!(null));
+        test.lacks(Behaviour::Context, "it does not report it");
     } else {
         let (used, size) = (context["used"].as_u64(), context["size"].as_u64());
         let used = used.unwrap_or_else(|| panic!("the agent reports no context"));
         assert!(used >= 100 && size.unwrap() > used, "{context}");
+        test.shows(Behaviour::Context);
     }
     session.close().await;
+    for (behaviour, reason) in [
+        (Behaviour::OwnSwitch, why_no_own_switch(cli)),
+        (Behaviour::Plans, why_no_plan(cli)),
+        (Behaviour::Compacted, why_not_compacted(cli)),
+        (Behaviour::Quota, why_not_parked(cli)),
+    ] {
+        if let Some(reason) = reason {
+            test.lacks(behaviour, reason);
+        }
+    }
 }
 
-/// The agent compacts its conversation when its user says so, and the session is told.
+fn why_no_own_switch(cli: RealAgent) -> Option<&'static str> {
+    match cli {
+        RealAgent::Codex | RealAgent::Opencode => {
+            Some("it has no tool for this, and no command in the way in which it is driven here")
+        }
+        _ => None,
+    }
+}
+
+fn why_no_plan(cli: RealAgent) -> Option<&'static str> {
+    match cli {
+        RealAgent::Codex | RealAgent::CodexAcp | RealAgent::Qwen => {
+            Some("it offers its model no tool for this in this version")
+        }
+        RealAgent::Gemini => Some("it reports only how many entries its list has"),
+        RealAgent::Copilot => Some("it keeps its list in a database of its own"),
+        _ => None,
+    }
+}
+
+fn why_not_compacted(cli: RealAgent) -> Option<&'static str> {
+    match cli {
+        RealAgent::Gemini | RealAgent::Copilot | RealAgent::Opencode | RealAgent::Qwen => {
+            Some("it does not report it")
+        }
+        _ => None,
+    }
+}
+
+/// The agent compacts its conversation when its user says so, and the session is told. Codex has no command for it in the
+/// way in which it is driven here; it does so by itself, at a limit that its user can set.
 pub(super) async fn compaction(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
-    let session = test.session(json!({})).await;
+    let session = test.session_with_own_settings(json!({}), limit_context).await;
     assert_ended(&say(&session, "hello").await, "end_turn");
-    let compacted = say(&session, "/compact").await;
-    assert_ended(&compacted, "end_turn");
+    let prompt = if cli == RealAgent::Codex { "and again" } else { "/compact" };
+    assert_ended(&say(&session, prompt).await, "end_turn");
     let events = session.events().await;
     let count = events.iter().filter(|event| event.kind == "context.compacted").count();
     assert_eq!(count, 1, "{}", describe_events(&events));
+    test.shows(Behaviour::Compacted);
     session.close().await;
+}
+
+/// Less than what the scripted model says that a call has used.
+fn limit_context(cli: RealAgent, home: &Path, _env: &mut Value) {
+    if cli == RealAgent::Codex {
+        let path = home.join(".codex/config.toml");
+        let settings = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("model_auto_compact_token_limit = 50\n{settings}")).unwrap();
+    }
 }
 
 /// The agent switches its mode by itself: its model calls a tool, or its user sends a command of the agent's own.
@@ -117,7 +173,7 @@ pub(super) async fn own_switch(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
     let session = test.session(json!({ "policy": "allow" })).await;
     let prompts: &[&str] = match cli {
-        RealAgent::Claude => &[
+        RealAgent::Claude | RealAgent::ClaudeAcp => &[
             r#"TOOL:call:ToolSearch {"query":"select:EnterPlanMode","max_results":5}"#,
             "TOOL:call:EnterPlanMode {}",
         ],
@@ -132,6 +188,7 @@ pub(super) async fn own_switch(cli: RealAgent) {
     let events = session.events().await;
     assert_eq!(changes, [json!({ "mode": "plan", "by": "agent" })], "{}", describe_events(&events));
     assert_eq!(session.show().await["mode"], "plan");
+    test.shows(Behaviour::OwnSwitch);
     session.close().await;
 }
 

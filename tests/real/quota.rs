@@ -5,6 +5,7 @@ use std::path::Path;
 use qd_testkit::{RealAgent, TestEvent};
 use serde_json::{Value, json};
 
+use super::shown::Behaviour;
 use super::{RealAgentTest, assert_ended, ended};
 
 /// Only a subscription has quotas that reset, so Claude is signed in with one.
@@ -35,4 +36,11 @@ pub(super) async fn scene(cli: RealAgent) {
     let account = session.show().await["account"].as_str().unwrap().to_owned();
     test.daemon.client().delete(&format!("/v1/quotas/{account}")).await.expect(200);
     assert_ended(&ended(&session, &next).await, "end_turn");
+    test.shows(Behaviour::Quota);
+}
+
+/// Why this agent does not play the scene.
+pub(super) fn why_not_parked(cli: RealAgent) -> Option<&'static str> {
+    let retries = matches!(cli, RealAgent::Gemini | RealAgent::Opencode | RealAgent::Qwen);
+    retries.then_some("it retries for a long time before it names the reset, if it does at all")
 }

@@ -55,6 +55,13 @@ behaviours! {
     Silence: "the silence of a model that hangs, or that is tried again and again, is shown and ended",
     NotSignedIn: "without a key it says how to sign in",
     UnknownModel: "an unknown model is named in the error",
+    Modes: "works in plan mode, also in another process, and asks again in its usual mode",
+    OwnSwitch: "shows that it switched its mode by itself or by a command of its own",
+    Plans: "its to-do list is the session's plan",
+    Context: "shows how full its context is",
+    Compacted: "shows that it compacted its conversation",
+    Quota: "an exhausted quota parks the next run until the reset",
+    CountsCalls: "counts the tokens of every model call of a turn",
     Budget: "is stopped at its budget, and goes on when it is raised",
     BilledOnce: "a conversation is billed once, also after a restart",
 }

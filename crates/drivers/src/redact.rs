@@ -384,6 +384,12 @@ mod tests {
     }
 
     #[test]
+    fn words_that_end_with_the_first_character_of_a_secret_pass_at_once() {
+        let text = text_update("The objects in build/ come from an old compiler.\n");
+        assert_eq!(redact_all(&[("KEY", "s3cr3t-value")], [text.clone()]), [text]);
+    }
+
+    #[test]
     fn a_secret_in_pieces_is_found_whatever_comes_in_between() {
         let values = &[("KEY", "hunter2")];
         let output =

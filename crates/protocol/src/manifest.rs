@@ -310,6 +310,10 @@ pub struct TurnRules {
     /// for ACP.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub todo_tools: Vec<String>,
+    /// What ends the name of the tool at the beginning of the id of a call, for agents that show a title but no name.
+    /// Only used for ACP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name_in_call_id: Option<String>,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
@@ -641,7 +645,8 @@ pub enum TokenScope {
     Turn,
     /// The whole conversation so far.
     Session,
-    /// The last model call of the turn. Its other calls are not counted, but their cost is, if the agent reports it.
+    /// The last model call of the turn. The tokens of its other calls are known only if the agent reports every call, as
+    /// it does with the `_meta` of its text; then those of the response are not counted again.
     Call,
 }
 

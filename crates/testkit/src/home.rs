@@ -139,7 +139,7 @@ impl TestHome {
     /// The pid of the daemon that currently answers on the socket.
     pub fn daemon_pid(&self) -> Option<u32> {
         let mut socket = UnixStream::connect(self.socket()).ok()?;
-        socket.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+        socket.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
         socket.write_all(b"GET /v1/version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
         let mut response = String::new();
         let _partial = socket.read_to_string(&mut response);

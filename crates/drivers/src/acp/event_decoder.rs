@@ -60,7 +60,8 @@ pub(super) struct AcpEventDecoder {
 
 impl AcpEventDecoder {
     pub(super) fn new(profile: AcpProfile) -> Self {
-        Self { profile, ..Self::default() }
+        let tool_calls = AcpToolCalls::new(profile.name_in_call_id.clone());
+        Self { profile, tool_calls, ..Self::default() }
     }
 
     /// Decodes a conversation that is resumed, and that has cost this much before if that is known.

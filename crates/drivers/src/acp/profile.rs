@@ -41,6 +41,8 @@ pub(super) struct AcpProfile {
     pub(super) session_meta: Meta,
     pub(super) slash_commands: SlashCommandRules,
     pub(super) todo_tools: Vec<String>,
+    /// What ends the tool's name at the beginning of a call's id.
+    pub(super) name_in_call_id: Option<String>,
     pub(super) modes: AgentModes,
     /// Options of the session that must have these values, so that the agent asks before it acts.
     pub(super) kept_options: BTreeMap<String, String>,
@@ -66,6 +68,7 @@ impl AcpProfile {
             session_meta: manifest.policy.session_meta.clone(),
             slash_commands: manifest.turn.slash_commands.clone(),
             todo_tools: manifest.turn.todo_tools.clone(),
+            name_in_call_id: manifest.turn.name_in_call_id.clone(),
             modes: manifest.modes.clone(),
             kept_options: manifest.policy.session_options.clone(),
         }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::diff::unified_diff;
 use super::event_decoder::content_block_text;
 use super::tool_inputs::{AcpCallDisplay, empty_input, is_empty};
-use super::tool_names::{UNNAMED_TOOL, mcp_call_in_input, mcp_name, tool_name_for_kind};
+use super::tool_names::{UNNAMED_TOOL, mcp_call_in_input, mcp_name, name_in_call_id, tool_name_for_kind};
 
 /// The most tool calls remembered at once. Beyond that, the call that finished longest ago is forgotten, or the oldest
 /// call if all are open.
@@ -38,6 +38,8 @@ pub(super) struct AcpToolCalls {
     started: VecDeque<ToolCallId>,
     /// The bytes of all remembered arguments, as JSON.
     input_bytes: usize,
+    /// What ends the tool's name at the beginning of a call's id, if the agent's ids begin so.
+    name_in_call_id: Option<String>,
 }
 
 /// A tool call for which the agent requests permission.
@@ -71,6 +73,10 @@ enum AcpCallStage {
 }
 
 impl AcpToolCalls {
+    pub(super) fn new(name_in_call_id: Option<String>) -> Self {
+        Self { name_in_call_id, ..Self::default() }
+    }
+
     /// Forgets the calls of the previous turn.
     pub(super) fn clear(&mut self) {
         self.calls.clear();
@@ -100,7 +106,9 @@ impl AcpToolCalls {
         let tool = mcp_name(fields.name.as_deref(), mcp_title, update.meta.as_ref())
             .or_else(|| fields.name.clone())
             .or_else(|| known_name.filter(|name| !name.is_empty()))
-            .or_else(|| own_kind.map(str::to_owned))
+            .or_else(|| {
+                own_kind.or_else(|| name_in_call_id(&id, self.name_in_call_id.as_deref())).map(str::to_owned)
+            })
             .or_else(|| title.clone())
             .unwrap_or_else(|| UNNAMED_TOOL.to_owned());
         // The content describes what is asked for, so it is no output of the tool.
@@ -143,11 +151,12 @@ impl AcpToolCalls {
             }
             self.started.push_back(id.clone());
         }
+        let name_in_id = name_in_call_id(&id, self.name_in_call_id.as_deref());
         let call = self.calls.entry(id.clone()).or_default();
         let was_finished = call.stage == AcpCallStage::Finished;
         let bytes_before = call.input_bytes;
         let room = INPUTS_MAX.saturating_sub(self.input_bytes - bytes_before);
-        let context = AcpCallContext { meta: meta.as_ref(), asked_input, room, terminals };
+        let context = AcpCallContext { meta: meta.as_ref(), name_in_id, asked_input, room, terminals };
         let updates = call.update(&id, fields, &context);
         self.input_bytes = self.input_bytes - bytes_before + call.input_bytes;
         if call.stage == AcpCallStage::Finished && !was_finished {
@@ -181,6 +190,8 @@ fn unwrap_mcp_call(update: &mut ToolCallUpdate) {
 /// What an update of a call is decoded with.
 struct AcpCallContext<'a> {
     meta: Option<&'a Meta>,
+    /// The name of the tool in the id of the call.
+    name_in_id: Option<&'a str>,
     /// The arguments for which permission is requested.
     asked_input: Option<&'a Value>,
     /// How many bytes of arguments may be remembered.
@@ -208,7 +219,7 @@ impl AcpToolCall {
             kind, status, title, name, content, locations, raw_input, raw_output, ..
         } = fields;
         self.kind = kind.filter(|kind| tool_name_for_kind(*kind).is_some()).or(self.kind);
-        self.learn_name(name, title.as_deref(), context.meta);
+        self.learn_name(name, title.as_deref(), context);
         let input = raw_input.filter(|input| !is_empty(input));
         let display = AcpCallDisplay {
             title: title.as_deref(),
@@ -266,15 +277,16 @@ impl AcpToolCall {
         updates
     }
 
-    /// The tool's name: the common one of an MCP tool, or the agent's, or that of its kind, or the title.
-    fn learn_name(&mut self, name: Option<String>, title: Option<&str>, meta: Option<&Meta>) {
-        let first_title = title.filter(|_| self.name.is_empty());
+    /// The tool's name: the common one of an MCP tool, or the agent's, or that of its kind, or the one in the id of the
+    /// call, or the title.
+    fn learn_name(&mut self, name: Option<String>, title: Option<&str>, context: &AcpCallContext<'_>) {
+        let shown_name = context.name_in_id.or(title).filter(|_| self.name.is_empty());
         // Later titles are not looked at once the call has started: then it has been reported under its name.
         let mcp_title = title.filter(|_| self.stage == AcpCallStage::Announced && self.kind.is_none());
         let by_kind = || self.kind.and_then(tool_name_for_kind).filter(|_| self.name.is_empty());
-        if let Some(name) = mcp_name(name.as_deref(), mcp_title, meta)
+        if let Some(name) = mcp_name(name.as_deref(), mcp_title, context.meta)
             .or(name)
-            .or_else(|| by_kind().or(first_title).map(str::to_owned))
+            .or_else(|| by_kind().or(shown_name).map(str::to_owned))
         {
             self.name = name;
         }
@@ -414,6 +426,24 @@ mod tests {
         let updates = calls
             .decode(update(ToolCallUpdateFields::new().title("ls -l").raw_input(json!({"command": "ls"}))));
         assert_eq!(updates, [tool_started("c", "Bash", json!({"command": "ls"}))]);
+    }
+
+    #[test]
+    fn the_name_in_the_id_of_a_call_counts_more_than_a_title_and_less_than_a_kind() {
+        let mut calls = AcpTestCalls(AcpToolCalls::new(Some("__".to_owned())));
+        let mut name_of = |call: ToolCall| match &calls.decode(SessionUpdate::ToolCall(call))[..] {
+            [TurnUpdate::ToolStarted { name, .. }, ..] => name.clone(),
+            other => panic!("{other:?}"),
+        };
+        let call =
+            |id: &str, title: &str| ToolCall::new(id.to_owned(), title).status(ToolCallStatus::InProgress);
+        assert_eq!(name_of(call("enter_plan_mode__1", "Initiating Plan Mode")), "enter_plan_mode");
+        assert_eq!(name_of(call("run_shell_command__2", "ls").kind(ToolKind::Execute)), "Bash");
+        assert_eq!(name_of(call("mcp_s_t__3", "t (s MCP Server)")), "mcp__s__t");
+        assert_eq!(name_of(call("4", "Think")), "Think");
+        let asked = ToolCallUpdateFields::new().title("Requesting plan approval");
+        let permission = calls.record_permission_request(ToolCallUpdate::new("exit_plan_mode__5", asked));
+        assert_eq!(permission.tool, "exit_plan_mode");
     }
 
     #[test]

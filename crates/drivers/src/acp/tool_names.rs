@@ -1,7 +1,7 @@
 //! The names of tools as policy rules know them. Agents report a tool's own name, only its kind, or only a title for
 //! people, and each names the tools of MCP servers in its own way. Nothing is remembered here.
 
-use agent_client_protocol::v1::schema::{Meta, ToolKind};
+use agent_client_protocol::v1::schema::{Meta, ToolCallId, ToolKind};
 use serde_json::Value;
 
 use crate::tool_server::{SERVER_NAME, mcp_tool_name};
@@ -25,6 +25,13 @@ pub(super) fn tool_name_for_kind(kind: ToolKind) -> Option<&'static str> {
         ToolKind::Think => Some("Think"),
         _ => None,
     }
+}
+
+/// The name of the tool with which the id of a call begins, before the separator. Agents without a separator have no
+/// names in their ids.
+pub(super) fn name_in_call_id<'a>(id: &'a ToolCallId, separator: Option<&str>) -> Option<&'a str> {
+    let (name, _) = id.0.split_once(separator?)?;
+    is_identifier(name).then_some(name)
 }
 
 /// The common name of a tool of an MCP server, `mcp__SERVER__TOOL`, if the agent's name or title for the call is one

@@ -22,6 +22,8 @@ pub(super) struct AcpUsageCounter {
     earlier_cost_unknown: bool,
     /// Whether the current turn used any tokens or money.
     used_in_turn: bool,
+    /// Whether the agent has reported the tokens of a model call of the current turn right after the call.
+    reports_calls: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -54,6 +56,7 @@ impl AcpUsageCounter {
 
     pub(super) fn begin_turn(&mut self) {
         self.used_in_turn = false;
+        self.reports_calls = false;
     }
 
     /// Whether anything was used since the turn began.
@@ -82,6 +85,7 @@ impl AcpUsageCounter {
     pub(super) fn count_chunk(&mut self, meta: Option<&Meta>, profile: &AcpProfile) -> Option<TurnUpdate> {
         let AcpTokenCounts { input_tokens, output_tokens } =
             AcpTokenCounts::deserialize(meta?.get("usage")?).ok()?;
+        self.reports_calls = true;
         self.add_tokens(input_tokens, output_tokens, profile)
     }
 
@@ -108,7 +112,7 @@ impl AcpUsageCounter {
         };
         match profile.tokens_of {
             // Without output there was no call in this turn, and the last call is one of an earlier turn.
-            TokenScope::Call if !has_output => None,
+            TokenScope::Call if !has_output || self.reports_calls => None,
             TokenScope::Turn | TokenScope::Call => self.add_tokens(input, output, profile),
             TokenScope::Session => {
                 let cost_usd = self.totals.cost_usd;
@@ -127,8 +131,8 @@ impl AcpUsageCounter {
         self.report_increase(AcpUsageTotals { input_tokens, output_tokens, cost_usd }, Some(profile))
     }
 
-    /// The increase since the last report. A total that fell was reset to zero in between. Implausible totals are
-    /// clamped to the maximum.
+    /// The increase since the last report. A total that fell was reset to zero in between, unless it fell by less than
+    /// the smallest cost that we count. Implausible totals are clamped to the maximum.
     fn report_increase(&mut self, now: AcpUsageTotals, profile: Option<&AcpProfile>) -> Option<TurnUpdate> {
         let now = AcpUsageTotals {
             input_tokens: now.input_tokens.min(TOKENS_MAX),
@@ -137,8 +141,8 @@ impl AcpUsageCounter {
         };
         let increase = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let before = std::mem::replace(&mut self.totals, now);
-        let added_cost =
-            if now.cost_usd < before.cost_usd { now.cost_usd } else { now.cost_usd - before.cost_usd };
+        let was_reset = round_cost(now.cost_usd) < round_cost(before.cost_usd);
+        let added_cost = if was_reset { now.cost_usd } else { now.cost_usd - before.cost_usd };
         let input_tokens = increase(now.input_tokens, before.input_tokens);
         let output_tokens = increase(now.output_tokens, before.output_tokens);
         // A cost reported by the agent takes precedence over our prices.
@@ -211,6 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn the_last_call_is_not_counted_again_if_every_call_was_reported() {
+        let profile = AcpProfile { tokens_of: TokenScope::Call, ..AcpProfile::default() };
+        let (last, meta) =
+            (TurnUsage::new(107, 100, 7), json!({"usage": {"inputTokens": 100, "outputTokens": 7}}));
+        let mut counter = AcpUsageCounter::default();
+        for _ in 0..2 {
+            assert_eq!(counter.count_chunk(meta.as_object(), &profile), usage_update(100, 7, 0.0));
+        }
+        assert_eq!(counter.count_response(Some(&last), None, true, &profile), None);
+        counter.begin_turn();
+        assert_eq!(counter.count_response(Some(&last), None, true, &profile), usage_update(100, 7, 0.0));
+    }
+
+    #[test]
     fn totals_become_increments_without_the_dust_of_floating_point() {
         let mut counter = AcpUsageCounter::default();
         let mut report = |input: u64, cost: f64| {
@@ -225,6 +243,7 @@ mod tests {
         assert_eq!(report(10, 0.1), totalled(10, 1, 0.1, 0.1));
         assert_eq!(report(30, 0.1 + 0.2), totalled(20, 0, 0.2, 0.3));
         assert_eq!(report(30, 0.1 + 0.2), None);
+        assert_eq!(report(30, 0.3), None, "the same sum in another order");
         assert_eq!(report(5, 0.05), totalled(5, 0, 0.05, 0.05), "a total that fell has begun again");
     }
 

@@ -197,7 +197,7 @@ fn match_next(notation: DumpNotation, token: &DumpToken, text: &[u8]) -> FormMat
     if matches!(&text[separators..], b"0" | b"\\") {
         return FormMatch::Undecided;
     }
-    let begin = match line_end(text) {
+    let begin = match line_end(notation, text) {
         FormMatch::Found(end) => end + 1,
         other => return other,
     };
@@ -220,12 +220,12 @@ fn match_next(notation: DumpNotation, token: &DumpToken, text: &[u8]) -> FormMat
 }
 
 /// Where the line ends whose last number is before this text. After a number there are only separators and perhaps the
-/// text beside the numbers, which two blanks or a bar set apart. Anything else is no dump, and must not be held back until
-/// its line is over.
-fn line_end(text: &[u8]) -> FormMatch {
+/// text beside the numbers, which two blanks or a bar set apart; dumps of characters have none. Anything else is no dump,
+/// and must not be held back until its line is over.
+fn line_end(notation: DumpNotation, text: &[u8]) -> FormMatch {
     let separators = text.iter().take_while(|byte| is_separator(**byte) || **byte == b'\r').count();
-    let is_beside =
-        text[..separators].windows(2).any(|pair| pair == b"  ") || text[..separators].contains(&b'|');
+    let sets_apart = |between: &[u8]| between.windows(2).any(|pair| pair == b"  ") || between.contains(&b'|');
+    let is_beside = notation != DumpNotation::Characters && sets_apart(&text[..separators]);
     if text.get(separators).is_some_and(|byte| *byte != b'\n') && !is_beside {
         return FormMatch::Differs;
     }

@@ -1,6 +1,5 @@
-//! Records what `qd` and a real agent send each other, for the replay tests of the drivers: `cargo build -p quarterdeck`, then
-//! `cargo run -p qd-testkit --example record -- gemini`, optionally with the names of scenes. The recordings go to
-//! `crates/drivers/tests/recorded`, where a README describes them.
+//! Records what `qd` and a real agent send each other, for the replay tests of the drivers. The recordings go to
+//! `crates/drivers/tests/recorded`, where a README describes them and how to make them.
 //!
 //! `qd` is the real binary, the agent is the pinned one in a home of its own, and the model is the scripted one.
 //! Between `qd` and the agent this program runs a second time, under the agent's name: it passes every line on and
@@ -114,11 +113,14 @@ impl SceneSetup {
         modes.iter().filter_map(Value::as_str).find(|mode| *mode != "plan").expect("it has another mode")
     }
 
+    /// The agent's version. It is asked for again if the agent takes too long to start, as it may on a busy machine.
     async fn version(&self) -> String {
-        let list = self.daemon.client().get("/v1/agents?versions=true").await.list();
-        let agent_info =
-            list.iter().find(|entry| entry["name"] == manifest_name(self.cli)).expect("it is built in");
-        agent_info["version"].as_str().expect("a program that is installed tells its version").to_owned()
+        qd_testkit::poll_until("the agent's version", async || {
+            let list = self.daemon.client().get("/v1/agents?versions=true").await.list();
+            let agent_info = list.iter().find(|entry| entry["name"] == manifest_name(self.cli));
+            agent_info.expect("it is built in")["version"].as_str().map(str::to_owned)
+        })
+        .await
     }
 
     async fn session(&self) -> qd_testkit::TestSession {
@@ -137,6 +139,7 @@ impl SceneSetup {
         let paths = [
             (self.daemon.home.project_dir(), "/w"),
             (self.daemon.home.sibling_path("agent"), "/home/user"),
+            (self.daemon.home.path(), "/home/qd"),
             (
                 InstalledAgents::installed().bin().parent().expect("a folder has a parent").to_owned(),
                 "/agents",

@@ -1,6 +1,8 @@
 //! Turns a log into a recording: one process of the agent, with each action of the session placed where its effect
 //! shows, without the paths of this machine, and without data that no driver reads.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -43,8 +45,8 @@ impl Recording {
         let is_sent = |line: &&Value| line.get(">").is_some();
         let pid = entries.iter().rfind(is_sent).expect("the agent was sent a message")["pid"].clone();
         let first = entries.iter().position(|line| line["pid"] == pid).expect("it is there");
-        // The last action before its first line is the one that started the process.
-        let from = entries[..first].iter().rposition(|line| line.get("!").is_some()).unwrap_or(first);
+        // The actions right before its first line are those that started the process.
+        let from = entries[..first].iter().rposition(|line| line.get("!").is_none()).map_or(0, |at| at + 1);
         let lines =
             entries[from..].iter().filter_map(|line| match (line.get("!"), line.get(">"), line.get("<")) {
                 (Some(action), ..) => Some(LogLine::Action(action.clone())),
@@ -63,7 +65,10 @@ impl Recording {
         while let Some(found) = lines[..at].iter().rposition(|line| matches!(line, LogLine::Action(_))) {
             at = found;
             let action = lines.remove(at);
-            let to = lines_until_effect(&action, &lines[at..]).map_or(at, |ahead| at + ahead);
+            let sets_mode = lines[..at].last().is_some_and(
+                |before| matches!(before, LogLine::Action(before) if before.get("mode").is_some()),
+            );
+            let to = lines_until_effect(&action, sets_mode, &lines[at..]).map_or(at, |ahead| at + ahead);
             lines.insert(to, action);
         }
         Self(lines)
@@ -75,14 +80,24 @@ impl Recording {
         for line in &self.0 {
             let line = match line {
                 LogLine::Action(action) => json!({ "!": action }),
-                LogLine::ToAgent(message) => json!({ ">": message }),
+                LogLine::ToAgent(message) => {
+                    let mut message = message.clone();
+                    remove_tool_servers(&mut message);
+                    // This request has the list only if there is something in it.
+                    if message.get("method") == Some(&json!("session/resume")) {
+                        message["params"].as_object_mut().and_then(|params| params.remove("mcpServers"));
+                    }
+                    json!({ ">": message })
+                }
                 LogLine::FromAgent(message) => {
                     let mut message = message.clone();
                     cut(&mut message);
                     json!({ "<": message })
                 }
             };
-            let line = names.iter().fold(line.to_string(), |line, (path, name)| line.replace(path, name));
+            let line = names
+                .iter()
+                .fold(with_sorted_keys(line).to_string(), |line, (path, name)| line.replace(path, name));
             text.push_str(&line);
             text.push('\n');
         }
@@ -125,16 +140,26 @@ fn normalized(text: &str) -> String {
     normalized
 }
 
-/// How many lines ahead the effect of an action is.
-fn lines_until_effect(action: &LogLine, ahead: &[LogLine]) -> Option<usize> {
+/// How many lines ahead the effect of an action is. `sets_mode`: the action before it is the choice of a mode.
+fn lines_until_effect(action: &LogLine, sets_mode: bool, ahead: &[LogLine]) -> Option<usize> {
     let LogLine::Action(action) = action else { return None };
+    if action.get("mode").is_some() {
+        let is_prompt =
+            |line: &LogLine| matches!(line, LogLine::Action(action) if action.get("prompt").is_some());
+        return ahead.iter().position(is_prompt);
+    }
     let text = action.get("prompt").or_else(|| action.get("steer")).and_then(Value::as_str);
     let shows_effect = |line: &LogLine| match (line, text) {
-        (LogLine::ToAgent(message), Some(text)) => message.to_string().contains(text),
+        (LogLine::ToAgent(message), Some(text)) => has_words(&message.to_string(), text),
         (LogLine::ToAgent(_), None) => true,
         _ => false,
     };
     let to = ahead.iter().position(shows_effect)?;
+    // The agent is put into another mode right before the prompt.
+    let last_sent = ahead[..to].iter().rposition(|line| matches!(line, LogLine::ToAgent(_)));
+    if let Some(setting) = last_sent.filter(|at| sets_mode && changes_setting(&ahead[*at])) {
+        return Some(setting);
+    }
     // If the agent requests its steers, the action goes before the agent's request.
     let LogLine::ToAgent(message) = &ahead[to] else { return None };
     let is_its_request = |line: &LogLine| matches!(line, LogLine::FromAgent(request) if request.get("method").is_some() && request.get("id") == message.get("id"));
@@ -142,6 +167,49 @@ fn lines_until_effect(action: &LogLine, ahead: &[LogLine]) -> Option<usize> {
         return ahead[..to].iter().rposition(is_its_request).or(Some(to));
     }
     Some(to)
+}
+
+/// Whether a message changes a setting of an open conversation.
+fn changes_setting(line: &LogLine) -> bool {
+    let LogLine::ToAgent(message) = line else { return false };
+    let method = message.get("method").or_else(|| message.pointer("/request/subtype"));
+    let name = method.and_then(Value::as_str).unwrap_or_default();
+    name.trim_start_matches("session/").starts_with("set_")
+}
+
+/// Removes how the agent reaches the tools of `qd mcp`, which is different in every session. A replay has none.
+fn remove_tool_servers(message: &mut Value) {
+    match message {
+        Value::Object(fields) => {
+            if let Some(servers) = fields.get_mut("mcpServers") {
+                *servers = json!([]);
+            }
+            fields.retain(|name, _| !name.starts_with("mcp_servers."));
+            fields.values_mut().for_each(remove_tool_servers);
+            fields.retain(|name, value| name != "config" || *value != json!({}));
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_tool_servers),
+        _ => {}
+    }
+}
+
+/// The same value with the keys of all objects in order, whichever order the agent has sent them in.
+fn with_sorted_keys(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let sorted: BTreeMap<String, Value> =
+                fields.into_iter().map(|(name, value)| (name, with_sorted_keys(value))).collect();
+            sorted.into_iter().collect()
+        }
+        Value::Array(items) => items.into_iter().map(with_sorted_keys).collect(),
+        other => other,
+    }
+}
+
+/// Whether a message has this text, and not only at the end of a longer word, such as an id.
+fn has_words(message: &str, text: &str) -> bool {
+    let is_in_word = |c: char| c.is_alphanumeric() || c == '-';
+    message.match_indices(text).any(|(at, _)| !message[..at].ends_with(is_in_word))
 }
 
 /// Cuts long texts and lists.
@@ -183,12 +251,16 @@ mod tests {
             json!({"!": {"prompt": "one"}}),
             json!({"pid": 1, ">": {"prompt": "one"}}),
             json!({"!": {"prompt": "two"}}),
-            json!({"pid": 2, ">": {"method": "open"}}),
+            json!({"pid": 2, ">": {"method": "open", "id": "part-two"}}),
             json!({"pid": 2, "<": {"cwd": "/tmp/x/f"}}),
             json!({"pid": 2, ">": {"prompt": "two"}}),
             json!({"pid": 3, "<": {"version": "of a process that nobody spoke to"}}),
         ];
-        let expected = [r#"{">":{"method":"open"}}"#, r#"{"<":{"cwd":"/w/f"}}"#, r#"{"!":{"prompt":"two"}}"#];
+        let expected = [
+            r#"{">":{"id":"part-two","method":"open"}}"#,
+            r#"{"<":{"cwd":"/w/f"}}"#,
+            r#"{"!":{"prompt":"two"}}"#,
+        ];
         assert_eq!(recorded(&log)[..3], expected);
         assert_eq!(recorded(&log)[3..], [r#"{">":{"prompt":"two"}}"#]);
     }
@@ -205,6 +277,22 @@ mod tests {
         ];
         let first: Vec<String> = recorded(&log).iter().map(|line| line[2..3].to_owned()).collect();
         assert_eq!(first.concat(), "<!>!<>");
+    }
+
+    #[test]
+    fn a_mode_and_its_prompt_are_placed_where_the_agent_is_put_into_the_mode() {
+        let log = [
+            json!({"!": {"mode": "plan"}}),
+            json!({"!": {"prompt": "think"}}),
+            json!({"pid": 1, ">": {"method": "session/new", "mcpServers": [1]}}),
+            json!({"pid": 1, "<": "opened"}),
+            json!({"pid": 1, ">": {"method": "session/set_mode"}}),
+            json!({"pid": 1, "<": "granted"}),
+            json!({"pid": 1, ">": {"prompt": "think"}}),
+        ];
+        let first: Vec<String> = recorded(&log).iter().map(|line| line[2..3].to_owned()).collect();
+        assert_eq!(first.concat(), "><!!><>");
+        assert_eq!(recorded(&log)[0], r#"{">":{"mcpServers":[],"method":"session/new"}}"#);
     }
 
     #[test]

@@ -28,6 +28,7 @@
 //! | `GARBLED` | streams events whose data is no JSON |
 //! | `OUT-OF-TOKENS` | streams a few words and ends because the answer has reached its limit of tokens |
 //! | `HANG` | accepts the request and never answers |
+//! | `STALL` | streams `tok0` and never goes on |
 //!
 //! A request without a key is refused with status 401, and one for the model `no-such-model` with 404.
 //!

@@ -29,6 +29,8 @@ pub(super) enum ModelPlan {
     SendBody(&'static str),
     /// Never answers.
     Hang,
+    /// Sends one token, and then nothing more.
+    Stall,
 }
 
 /// The pause between tokens of a slow answer: five per second.
@@ -137,6 +139,8 @@ fn plan_strange_answer(text: &str) -> Option<ModelPlan> {
         Some(ModelPlan::Truncate(["as ", "long ", "as "].map(str::to_owned).to_vec()))
     } else if text.contains("HANG") {
         Some(ModelPlan::Hang)
+    } else if text.contains("STALL") {
+        Some(ModelPlan::Stall)
     } else {
         None
     }

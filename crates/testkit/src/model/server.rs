@@ -220,7 +220,7 @@ async fn run_plan(
     mut encoder: Box<dyn ModelReplyEncoder>,
     stream: bool,
 ) -> Response<TestResponseBody> {
-    let (mut reply, mut is_cut) = (ModelReply::Text, false);
+    let (mut reply, mut is_cut, mut stalls) = (ModelReply::Text, false, false);
     let (tokens, pause) = match plan {
         ModelPlan::Refuse(status) => {
             entry.finish_refused(status);
@@ -251,6 +251,10 @@ async fn run_plan(
             return std::future::pending().await;
         }
         ModelPlan::Say { tokens, pause } => (tokens, pause),
+        ModelPlan::Stall => {
+            stalls = true;
+            (vec!["tok0 ".to_owned()], Duration::ZERO)
+        }
         ModelPlan::Truncate(tokens) => {
             reply = ModelReply::TruncatedText;
             (tokens, Duration::ZERO)
@@ -260,7 +264,7 @@ async fn run_plan(
             (tokens, pause)
         }
     };
-    if !stream && !is_cut {
+    if !stream && !is_cut && !stalls {
         // If the client goes away meanwhile, this future is dropped, and the log entry with it.
         for _ in &tokens {
             tokio::time::sleep(pause).await;
@@ -282,6 +286,9 @@ async fn run_plan(
                 }
                 is_connected = is_connected && send(encoder.encode_token(token)).await;
                 entry.tokens += u64::from(is_connected);
+            }
+            if stalls {
+                std::future::pending::<()>().await;
             }
             if is_cut {
                 // hyper drops what it has not yet written when the body fails, so give it time.

@@ -1,6 +1,6 @@
 //! Real programs in terminals, with a manifest only where they cannot be understood without one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use qd_keeper::procfs;
 use qd_link::record;
@@ -165,13 +165,11 @@ async fn a_cancel_right_behind_its_prompt_is_not_lost() {
 
 #[tokio::test]
 async fn a_program_that_shows_nothing_is_refused_with_a_clear_word() {
-    let started_at = Instant::now();
     let (mut worker, spec) = WorkerUnderTest::with("pty:cat", |_| {}).await;
     let mut daemon = worker.attach(&spec, 0, None);
     let AgentExitReason::Failed(error) = daemon.wait_for_gone().await else { panic!("it is no success") };
     assert!(error.message.starts_with("cannot tell when cat has finished"), "{error:?}");
     assert!(error.message.contains("`idle`"), "{error:?}");
-    assert!(started_at.elapsed() < Duration::from_secs(25));
     wait_until_all_exited(&spec).await;
     worker.wait_for_exit().await;
 }

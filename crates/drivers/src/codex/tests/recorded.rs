@@ -35,17 +35,15 @@ async fn two_prompts() {
     );
     assert_eq!(first.outcome.text.as_deref(), Some("ECHO[hello] users=1 results=0"));
     assert_eq!(second.text(), "ECHO[and again] users=2 results=0");
-    assert_eq!((used_tokens(&first), used_tokens(&second)), (vec![(100, 7)], vec![(100, 7)]));
+    assert_eq!((used_tokens(&first), used_tokens(&second)), (vec![(100, 3)], vec![(100, 4)]));
     assert_eq!((first.model_calls(), second.model_calls()), (1, 1));
-    // The server sends a warning with every turn; it is shown once.
-    assert_eq!((first.notices().len(), second.notices().len()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_that_was_allowed() {
     let only = play_scene("allowed").await.only_run();
     let [ask] = only.asks()[..] else { panic!("{only:?}") };
-    let input = json!({"command": "echo hi > made", "cwd": "/w", "reason": "scripted: allow?"});
+    let input = json!({"command": "echo hi > made.txt", "cwd": "/w", "reason": "the script wants it"});
     assert_eq!(ask.input, input);
     assert_eq!(only.stop(), TurnStopReason::EndTurn);
     let ended = json!({"status": "completed", "exit_code": 0, "output": null});
@@ -55,8 +53,9 @@ async fn a_tool_that_was_allowed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_that_was_denied_with_a_reason() {
-    let only = play_scene("denied").await.only_run();
+    let [only, after] = play_scene("denied").await.into_runs();
     // The turn goes on, and the model got the reason.
+    assert_eq!(after.text(), "ECHO[after] users=3 results=0");
     assert_eq!(only.stop(), TurnStopReason::EndTurn);
     assert_eq!(only.text(), "ECHO[This was refused, for the reason: not on a Friday] users=2 results=0");
     let ended = json!({"status": "declined", "exit_code": null, "output": null});
@@ -77,9 +76,24 @@ async fn a_patch_that_was_allowed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_in_the_middle_of_the_answer() {
-    let only = play_scene("cancel").await.only_run();
-    assert_eq!(only.stop(), TurnStopReason::Cancelled);
-    assert!(only.text().starts_with("tok0"));
+    let [cancelled, after] = play_scene("cancel").await.into_runs();
+    assert_eq!(cancelled.stop(), TurnStopReason::Cancelled);
+    assert!(cancelled.text().starts_with("tok0"));
+    assert!(after.text().starts_with("ECHO[after]"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_while_it_asks() {
+    let [cancelled, after] = play_scene("cancel-ask").await.into_runs();
+    assert_eq!((cancelled.stop(), cancelled.asks().len()), (TurnStopReason::Cancelled, 1));
+    assert!(after.text().starts_with("ECHO[after]"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_in_plan_mode_and_one_in_its_usual_mode() {
+    assert_eq!(AgentRecording::read("codex", "modes").count_sent_lines("collaborationMode"), 2);
+    let [planned, after] = play_scene("modes").await.into_runs();
+    assert_eq!((planned.stop(), after.stop()), (TurnStopReason::EndTurn, TurnStopReason::EndTurn));
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,6 +102,8 @@ async fn a_cancel_at_once_and_the_next_prompt() {
     let stops: Vec<TurnStopReason> = runs.iter().map(FinishedTurn::stop).collect();
     assert_eq!(stops, [TurnStopReason::EndTurn, TurnStopReason::Cancelled, TurnStopReason::EndTurn]);
     assert_eq!(runs[1].text(), "");
+    // The server sends a warning with every turn; it is shown once.
+    assert_eq!(runs.iter().map(|run| run.notices().len()).collect::<Vec<_>>(), [1, 0, 0]);
     assert!(runs[2].text().starts_with("ECHO[and now?]"));
 }
 
@@ -120,15 +136,18 @@ async fn a_steer_during_a_turn() {
 async fn a_model_that_fails_and_then_does_not() {
     let [failed, fine] = play_scene("error").await.into_runs();
     let error = failed.outcome.error.clone().unwrap();
-    assert_eq!((error.code.as_str(), error.message.as_str()), ("agent_error", "scripted 400"));
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("agent_error", "scripted 400: the script wants it")
+    );
     assert_eq!((failed.stop(), fine.stop()), (TurnStopReason::Error, TurnStopReason::EndTurn));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_old_conversation_in_a_new_process() {
     let only = play_scene("resume").await.only_run();
-    assert_eq!(only.text(), "ECHO[the second] users=2 results=0");
-    assert_eq!(used_tokens(&only), [(100, 7)]);
+    assert_eq!(only.text(), "RECALL[the first]");
+    assert_eq!(used_tokens(&only), [(100, 2)]);
     assert!(
         only.updates.iter().all(|up| !matches!(up, AgentUpdate::Turn { run, .. } if *run != run_id("1")))
     );
