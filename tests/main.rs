@@ -61,6 +61,7 @@ mod real;
 mod run_events;
 mod runs;
 mod sandbox_settings;
+mod schemathesis;
 mod search;
 mod security;
 mod sessions;

@@ -8,15 +8,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use qd_home::{DaemonHome, HomeError};
-use qd_journal::{AppendRequest, EventScope, NewEvent};
 use qd_protocol::api::{ClientToken, NewClientToken, TokenRole};
-use qd_protocol::event::{EventActor, EventBody};
-use qd_protocol::{ApiError, Millis, TokenId, WorkspaceId};
+use qd_protocol::{Millis, TokenId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::actor::encode_failed;
-use crate::daemon::{Daemon, append_failed};
 use crate::random;
 use crate::token_store::{StoredToken, TokenStore};
 use crate::workers::WorkerKeys;
@@ -171,27 +167,6 @@ impl ClientTokenStore {
                 tracing::warn!(%error, "could not store when a token was last used");
             }
         });
-    }
-}
-
-impl Daemon {
-    /// Records that a token was created or revoked, and by whom.
-    pub(crate) async fn append_token_event(
-        &self,
-        body: EventBody,
-        actor: &EventActor,
-    ) -> Result<(), ApiError> {
-        let event = NewEvent {
-            scope: Arc::new(EventScope::default()),
-            number: None,
-            ts: Millis::now().into(),
-            run: None,
-            kind: body.kind(),
-            data: body.encode(Some(actor)).map_err(encode_failed)?,
-            update_number: None,
-        };
-        let append = AppendRequest { events: vec![event], may_use_reserve: true, ..AppendRequest::default() };
-        self.journal.append(append).await.map(drop).map_err(append_failed)
     }
 }
 

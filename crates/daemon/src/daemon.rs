@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use qd_core::session::SessionCommand;
 use qd_home::{DaemonConfig, DaemonHome, SettingOrigin};
 use qd_journal::{
-    AppendError, BlobError, EventScope, Journal, JournalReadError, SessionFilter, SessionKey, SessionRow,
-    WorkspaceKey,
+    AppendError, AppendRequest, BlobError, EventScope, IdempotencyRecord, Journal, JournalReadError,
+    NewEvent, RowChange, SessionFilter, SessionKey, SessionRow, WorkspaceKey,
 };
-use qd_protocol::event::EventActor;
+use qd_protocol::event::{EventActor, EventBody};
 use qd_protocol::limits::{MAILBOX_MAX, STOP_S};
 use qd_protocol::policy::Policy;
 use qd_protocol::{ApiError, ErrorCode, FleetId, Millis, SessionId, WorkspaceId, api};
@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::actor::{
     self, ActorMessage, ChildCreation, CommandCompletion, CommandRequest, IdempotencyKey, SessionActivity,
+    encode_failed,
 };
 use crate::agents::IdleSetting;
 use crate::budget::SpentBudgets;
@@ -342,6 +343,29 @@ impl Daemon {
             tracing::warn!("some workers did not end in time");
         }
         self.workers.end_shared();
+    }
+
+    /// Appends an event that belongs to no workspace, session or fleet, together with the rows that change with it. A
+    /// full disk does not prevent it.
+    pub(crate) async fn append_daemon_event(
+        &self,
+        body: &EventBody,
+        actor: &EventActor,
+        ts: Millis,
+        rows: Vec<RowChange>,
+        idempotency: Option<IdempotencyRecord>,
+    ) -> Result<(), ApiError> {
+        let event = NewEvent {
+            scope: Arc::new(EventScope::default()),
+            number: None,
+            ts: ts.into(),
+            run: None,
+            kind: body.kind(),
+            data: body.encode(Some(actor)).map_err(encode_failed)?,
+            update_number: None,
+        };
+        let append = AppendRequest { events: vec![event], rows, idempotency, may_use_reserve: true };
+        self.journal.append(append).await.map(drop).map_err(append_failed)
     }
 
     /// Waits until every awake session has committed what it had already decided.

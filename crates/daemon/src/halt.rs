@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use qd_core::session::SessionCommand;
-use qd_journal::{AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange};
+use qd_journal::{IdempotencyRecord, RowChange};
 use qd_protocol::api::{HaltRequest, HaltStatus};
 use qd_protocol::event::{EmptyEventData, EventActor, EventBody, HaltSet};
 use qd_protocol::{ApiError, Millis};
 
 use crate::actor::{IdempotencyKey, encode_failed};
-use crate::daemon::{Daemon, append_failed, read_failed};
+use crate::daemon::{Daemon, read_failed};
 
 /// The key of the halt among the journal's daemon-wide values.
 const HALT_META_KEY: &str = "halt";
@@ -88,24 +88,13 @@ impl Daemon {
         key: Option<IdempotencyKey>,
     ) -> Result<(), ApiError> {
         let doc = serde_json::to_vec(halt).map_err(encode_failed)?;
-        let event = NewEvent {
-            scope: Arc::new(EventScope::default()),
-            number: None,
-            ts: ts.into(),
-            run: None,
-            kind: body.kind(),
-            data: body.encode(Some(actor)).map_err(encode_failed)?,
-            update_number: None,
-        };
-        let response = doc.clone();
         let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
             key,
             fingerprint,
-            make_response: Box::new(move |_| response.clone()),
+            make_response: Box::new(move |_| doc.clone()),
         });
         let rows = halt_row(halt).into_iter().collect();
-        let append = AppendRequest { events: vec![event], rows, idempotency: record, may_use_reserve: true };
-        self.journal.append(append).await.map(drop).map_err(append_failed)
+        self.append_daemon_event(&body, actor, ts, rows, record).await
     }
 }
 

@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 use qd_catalog::matches_variable;
 use qd_core::quota::{self, ExhaustedQuota};
 use qd_core::rows::SessionDoc;
-use qd_journal::{AppendRequest, EventScope, Journal, NewEvent, RowChange, SessionRow};
+use qd_journal::{Journal, RowChange, SessionRow};
 use qd_protocol::api::{AccountQuota, Session};
 use qd_protocol::event::{EventActor, EventBody, QuotaReleaseCause, QuotaReleased};
 use qd_protocol::{AccountId, ApiError, ErrorCode, Millis};
 
 use crate::actor::encode_failed;
 use crate::clock::read_clocks;
-use crate::daemon::{Daemon, append_failed, read_failed};
+use crate::daemon::{Daemon, read_failed};
 
 /// The beginning of the keys of exhausted quotas among the journal's daemon-wide values.
 const QUOTA_META_PREFIX: &str = "quota.";
@@ -143,18 +143,8 @@ impl Daemon {
         };
         let released = QuotaReleased { account: account.clone(), agent: quota.agent.clone(), by };
         let body = EventBody::QuotaReleased(released);
-        let event = NewEvent {
-            scope: Arc::new(EventScope::default()),
-            number: None,
-            ts: Millis::now().into(),
-            run: None,
-            kind: body.kind(),
-            data: body.encode(Some(actor)).map_err(encode_failed)?,
-            update_number: None,
-        };
         let rows = vec![released_quota_row(account)];
-        let append = AppendRequest { events: vec![event], rows, idempotency: None, may_use_reserve: true };
-        self.journal.append(append).await.map_err(append_failed)?;
+        self.append_daemon_event(&body, actor, Millis::now(), rows, None).await?;
         self.quotas.remove(&quota);
         self.wake_sessions_with_open_work().await?;
         Ok(quota.view())

@@ -125,6 +125,7 @@ async fn run(
     allow_host.extend(options.allow_host);
 
     let daemon = open_daemon(home, &config, exe, shares).await?;
+    daemon.spawn(probe_sandbox_support(Arc::clone(&daemon)));
     let limits = edge::EdgeLimits::with_shares(shares);
     let edge_options = edge::EdgeOptions { listen, allow_host, tls: options.tls, limits };
     let bound = edge::open(&daemon.home, edge_options).await?;
@@ -218,6 +219,13 @@ async fn open_daemon(
         Daemon::new(journal, home, workers, client_tokens, config, shares, RestoredHolds { halt, quotas });
     daemon.load_workspaces().await?;
     Ok(daemon)
+}
+
+async fn probe_sandbox_support(daemon: Arc<Daemon>) {
+    let probed = tokio::task::spawn_blocking(move || daemon.workers.probe_sandbox_support()).await;
+    if let Err(error) = probed {
+        tracing::error!(%error, "could not find out how this machine can confine agents");
+    }
 }
 
 /// Ends open requests and tasks, and closes the journal. `serving` is the server, unless it has ended by itself.

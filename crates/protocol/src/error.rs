@@ -69,6 +69,8 @@ codes! {
     NotFound = "not_found", 404;
     /// The path exists, but not with this method.
     MethodNotAllowed = "method_not_allowed", 405;
+    /// The client does not accept what the route answers.
+    NotAcceptable = "not_acceptable", 406;
     /// The run did not end in time.
     WaitTimeout = "wait_timeout", 408;
     /// A run is live.

@@ -89,6 +89,82 @@ fn every_link_of_a_document_leads_somewhere() {
 }
 
 #[test]
+fn every_line_of_the_threat_model_names_a_test_that_exists() {
+    let outcomes = hostile_outcomes();
+    let (mut tests, mut ways, mut wrong) = (0, 0, Vec::new());
+    for (index, line) in file("SECURITY.md").lines().enumerate().filter(|(_, line)| line.starts_with("| ")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let shown_by = cells[cells.len() - 2];
+        if matches!(shown_by, "---" | "shown by") {
+            continue;
+        }
+        let mut named = 0;
+        for (name, path) in linked_tests(shown_by) {
+            named += 1;
+            if !is_test(&file(path), name) {
+                wrong.push(format!("line {}: {path} has no test `{name}`", index + 1));
+            }
+        }
+        tests += named;
+        for way in shown_by.split("](").last().unwrap().split('`').skip(1).step_by(2) {
+            ways += 1;
+            named += 1;
+            let said = [cells[2], cells[3], cells[4]].map(|cell| cell.starts_with("can") && cell != "cannot");
+            match outcomes.get(way) {
+                Some(outcome)
+                    if outcome.iter().zip(said).all(|(is, said)| is.is_none_or(|is| is == said)) => {}
+                outcome => wrong.push(format!("line {}: `{way}` is {outcome:?}", index + 1)),
+            }
+        }
+        if named == 0 {
+            wrong.push(format!("line {} names no test", index + 1));
+        }
+    }
+    assert!(wrong.is_empty(), "the tables in SECURITY.md are wrong:\n{}", wrong.join("\n"));
+    assert!(tests > 50 && ways > 40, "only {tests} tests and {ways} ways were found");
+}
+
+/// What each way of the hostile agent came to at `off`, `deck` and `workspace`, by the table in `docs/security.md`:
+/// whether it was possible, for any user. `None` if nobody could try it.
+fn hostile_outcomes() -> HashMap<String, [Option<bool>; 3]> {
+    let page = file("docs/security.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let outcomes = rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let level = |root: usize| match (cells[root], cells[root + 1]) {
+            ("possible", _) | (_, "possible") => Some(true),
+            ("no", _) | (_, "no") => Some(false),
+            _ => None,
+        };
+        (cells[0].trim_end_matches('`').to_owned(), [level(2), level(4), level(6)])
+    });
+    outcomes.collect()
+}
+
+/// The tests that a text links: their names, and the files that have them.
+fn linked_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("[`").skip(1).filter_map(|link| link.split_once("`](")).filter_map(|(name, rest)| {
+        let path = rest.split(')').next()?;
+        path.ends_with(".rs").then_some((name, path))
+    })
+}
+
+/// Whether a file has a test of this name: a function below `#[test]`, or a line of a macro that makes tests.
+fn is_test(source: &str, name: &str) -> bool {
+    let lines: Vec<&str> = source.lines().map(str::trim_start).collect();
+    lines.iter().enumerate().any(|(index, line)| {
+        let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+        let is_function =
+            function.is_some_and(|rest| rest.strip_prefix(name).is_some_and(|rest| rest.starts_with('(')));
+        let above = lines[index.saturating_sub(3)..index].iter();
+        let is_marked =
+            || above.clone().any(|line| line.starts_with("#[test") || line.starts_with("#[tokio::test"));
+        let is_of_macro = line.strip_prefix(name).is_some_and(|rest| rest.starts_with(':'));
+        is_of_macro || (is_function && is_marked())
+    })
+}
+
+#[test]
 fn the_crates_depend_on_each_other_as_architecture_says() {
     let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in file("ARCHITECTURE.md").lines() {

@@ -48,6 +48,7 @@ pub use state::{
 };
 pub use timers::{deadline, seconds_to_millis};
 pub use tool_permissions::ToolCallVerdict;
+pub use worker::may_start_worker;
 
 use crate::rows::UpdatedRow;
 use step_builder::SessionStepBuilder;
@@ -65,7 +66,8 @@ pub struct SessionContext {
     /// The limit on live agents allows one more.
     pub slot_available: bool,
     pub agent: AgentAvailability,
-    /// How an agent that is started now would be confined, if that is known. The worker has the last word.
+    /// How an agent that is started now would be confined, if that is known. Only read by a step that
+    /// [`may_start_worker`]. The worker has the last word.
     pub sandbox: Option<SandboxReport>,
 }
 

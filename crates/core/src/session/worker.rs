@@ -16,7 +16,9 @@ use qd_protocol::{ClockReading, EventNumber, FinishReason, RunId, WorkerId};
 use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
 use super::timers::seconds_to_millis;
-use super::{AgentAvailability, AskEntry, SessionEffect};
+use super::{
+    AgentAvailability, AskEntry, SessionCommand, SessionContext, SessionEffect, SessionInput, SessionState,
+};
 
 /// The highest restart limit that is honoured. Bounds the number of crash times in the state.
 const RESTARTS_MAX: u32 = 1000;
@@ -48,6 +50,21 @@ impl RestartLimit {
     fn is_in_window(&self, at: ClockReading, now: ClockReading) -> bool {
         now.elapsed_since(at) < self.window_ms.max(1)
     }
+}
+
+/// Whether a step could start a worker, and with it decide how an agent is confined. Says yes too often rather than too
+/// rarely: the step itself may still end the run, or refuse the prompt.
+pub fn may_start_worker(state: &SessionState, input: &SessionInput, context: &SessionContext) -> bool {
+    let may_add_run = matches!(
+        input,
+        SessionInput::Command {
+            command: SessionCommand::AcceptPrompt(_) | SessionCommand::AcceptMail(_),
+            ..
+        }
+    );
+    let has_no_agent =
+        context.agent == AgentAvailability::Absent || matches!(input, SessionInput::WorkerGone(_));
+    has_no_agent && (state.is_busy() || may_add_run) && context.slot_available && !context.holds_runs()
 }
 
 impl SessionStepBuilder<'_> {

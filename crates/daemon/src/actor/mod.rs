@@ -20,7 +20,7 @@ use futures_util::FutureExt as _;
 use qd_core::rows::UpdatedRow;
 use qd_core::session::{
     AgentAvailability, SessionCommand, SessionContext, SessionEffect, SessionInput, SessionPhase,
-    SessionState, deadline, step,
+    SessionState, deadline, may_start_worker, step,
 };
 use qd_journal::SessionKey;
 use qd_link::{LinkEvent, NumberedUpdate};
@@ -429,16 +429,13 @@ impl SessionActor {
             over_budget: self.daemon.budgets.any_spent(&self.lineage),
             agent: self.agent_availability(),
             slot_available: self.daemon.agent_slots.may_start(&self.session.id),
-            sandbox: self.expected_sandbox(),
+            // Only a step that may start a worker needs it: see `step_machine`.
+            sandbox: None,
         }
     }
 
-    /// How an agent that is started now would be confined. Only known while there is none, because it takes a look at
-    /// manifests.
+    /// How an agent that is started now would be confined. Reads manifests.
     fn expected_sandbox(&self) -> Option<SandboxReport> {
-        if self.agent_availability() != AgentAvailability::Absent || self.state.closed {
-            return None;
-        }
         let workspace = self.daemon.workspaces.get(&self.session.workspace).ok()?;
         let settings = &self.state.settings;
         let request = SandboxRequest::of_session(settings);
@@ -478,7 +475,10 @@ impl SessionActor {
     }
 
     fn step_machine(&mut self, batch: &mut ActorBatch, input: SessionInput) {
-        let context = self.session_context();
+        let mut context = self.session_context();
+        if may_start_worker(&self.state, &input, &context) {
+            context.sandbox = self.expected_sandbox();
+        }
         let result = step(&mut self.state, input, &context);
         let launches = |effect: &SessionEffect| matches!(effect, SessionEffect::LaunchAgent { .. });
         self.launch_decided |= result.effects.iter().any(launches);

@@ -15,7 +15,7 @@ use qd_protocol::event::{EventBody, TokenCreated, TokenRevoked};
 use qd_protocol::frame::join::SessionWorker;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::TITLE_MAX;
-use qd_protocol::{ApiError, ErrorCode, SessionId, TokenId, WorkerId};
+use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, TokenId, WorkerId};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -75,7 +75,7 @@ async fn make_token(
         let token = with_tokens(&daemon, move |tokens| tokens.create(new)).await?;
         let WorkerToken { id, name, labels, agents, .. } = token.clone();
         let body = EventBody::TokenCreated(TokenCreated { labels, agents, ..TokenCreated::new(id, name) });
-        daemon.append_token_event(body, &caller.actor).await?;
+        daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), None).await?;
         Ok((token, ResponseRecording::NotWritten))
     };
     let WorkerToken { id, name, created_at, labels, agents, .. } = run_once(&daemon, key, create).await?;
@@ -125,7 +125,7 @@ async fn revoke_token(
     let revoked = revoked.ok_or_else(|| ApiError::not_found("worker token", &id))?;
     daemon.workers.joined().expel(&id);
     let body = EventBody::TokenRevoked(TokenRevoked { token_id: id, name: revoked.name });
-    daemon.append_token_event(body, &caller.actor).await?;
+    daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), None).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -3,14 +3,17 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
-use axum::response::Response;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
 use qd_mcp::server::McpToolRequest as Call;
 use qd_mcp::{McpToolServer, ToolBackend};
 use qd_protocol::error::{ErrorBody, ErrorDoc};
 use qd_protocol::limits::BODY_MAX;
+use qd_protocol::{ApiError, ErrorCode};
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Map, Value};
@@ -18,12 +21,15 @@ use sha2::{Digest, Sha256};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader};
+use super::api_document::{GuardResponses, IdempotencyKeyHeader};
 use super::caller::Caller;
 use super::tools::perform_tool;
 use crate::actor::IdempotencyKey;
 use crate::daemon::Daemon;
-use crate::edge::internal_error;
+use crate::edge::{HttpError, internal_error};
+
+/// The longest refusal of the MCP library that is passed on.
+const REFUSAL_MAX: usize = 16 << 10;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(mcp))
@@ -35,8 +41,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     responses(
         (status = 200, description = "The response, as JSON or as an event stream", body = Object),
         (status = 202, description = "A notification was accepted"),
-        (status = 406, description = "The client must accept both JSON and event streams", body = ErrorBody),
-        BadBodyResponses, GuardResponses,
+        (status = 400, description = "`invalid_request`: the body is no JSON-RPC message; or an error of JSON-RPC", body = Object),
+        (status = 406, description = "`not_acceptable`: the client must accept both JSON and event streams", body = ErrorBody),
+        (status = 413, description = "`body_too_large`: over 8 MiB", body = ErrorBody),
+        GuardResponses,
     )
 )]
 async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
@@ -48,7 +56,23 @@ async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
         .with_max_request_body_bytes(BODY_MAX);
     let factory = move || Ok(McpToolServer::new(DaemonToolBackend { daemon: Arc::clone(&daemon) }));
     let service = StreamableHttpService::new(factory, Arc::new(NeverSessionManager::default()), config);
-    service.handle(request).await.map(Body::new)
+    describe_refusal(service.handle(request).await.map(Body::new)).await
+}
+
+/// Gives a refusal of the MCP library, which is plain text, the form of every other error.
+async fn describe_refusal(response: Response) -> Response {
+    let kind = response.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let code = match response.status() {
+        // An error of JSON-RPC stays one.
+        _ if kind.starts_with(b"application/json") => return response,
+        StatusCode::NOT_ACCEPTABLE => ErrorCode::NotAcceptable,
+        StatusCode::PAYLOAD_TOO_LARGE => ErrorCode::BodyTooLarge,
+        status if status.is_client_error() => ErrorCode::InvalidRequest,
+        _ => return response,
+    };
+    let text = to_bytes(response.into_body(), REFUSAL_MAX).await.unwrap_or_default();
+    let message = String::from_utf8_lossy(&text).into_owned();
+    HttpError(ApiError::new(code, message)).into_response()
 }
 
 /// Performs tool calls in the daemon itself.

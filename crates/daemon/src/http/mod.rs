@@ -227,6 +227,9 @@ mod tests {
                 for (status, response) in
                     responses.iter().filter(|(status, _)| status.starts_with(['4', '5']))
                 {
+                    if path == "/mcp" && status == "400" {
+                        continue;
+                    }
                     let schema = &response["content"]["application/json"]["schema"]["$ref"];
                     assert_eq!(schema, "#/components/schemas/ErrorBody", "{method} {path} {status}");
                 }

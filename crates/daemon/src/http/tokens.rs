@@ -69,7 +69,7 @@ async fn create_token(
         let created = TokenCreated::new(id, Some(name));
         let body =
             EventBody::TokenCreated(TokenCreated { role: Some(role), workspace_id, expires_at, ..created });
-        daemon.append_token_event(body, &caller.actor).await?;
+        daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), None).await?;
         Ok((token, ResponseRecording::NotWritten))
     };
     let ClientToken { id, name, role, workspace_id, created_at, expires_at, .. } =
@@ -112,7 +112,7 @@ async fn revoke_token(
     let revoked = with_tokens(&daemon, move |tokens| tokens.revoke(&name)).await?;
     let revoked = revoked.ok_or_else(|| ApiError::not_found("token", &id))?;
     let body = EventBody::TokenRevoked(TokenRevoked { token_id: id, name: Some(revoked.name) });
-    daemon.append_token_event(body, &caller.actor).await?;
+    daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), None).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -61,6 +61,7 @@ impl Sandboxes {
         Self { home: home.clone(), defaults, support: OnceLock::new() }
     }
 
+    /// What this machine can do. The first call tries it, which takes some milliseconds and blocks.
     fn support(&self) -> &SandboxSupport {
         self.support.get_or_init(qd_keeper::probe_sandbox_support)
     }
@@ -89,6 +90,11 @@ impl Sandboxes {
 }
 
 impl Workers {
+    /// Finds out how this machine can confine agents, so that no session waits for that later. Blocks.
+    pub(crate) fn probe_sandbox_support(&self) {
+        self.sandboxes.support();
+    }
+
     /// The settings that count for a session of this agent.
     pub(crate) fn sandbox_settings(
         &self,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use qd_core::session::{
     AgentAvailability, ExpectedWakeup, PromptSubmission, SessionCommand, SessionContext, SessionEffect,
     SessionEvent, SessionInput, SessionPhase, SessionState, SessionStep, SettingsUpdate, deadline, evolve,
-    expected_wakeup, step,
+    expected_wakeup, may_start_worker, step,
 };
 use qd_protocol::event::{
     AskAnswer, EventActor, EventBody, FinishReason, FleetMembership, PermissionDecision, RunError,
@@ -23,6 +23,7 @@ use qd_protocol::event::{
 };
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_protocol::policy::{Policy, PolicyVerdict};
+use qd_protocol::sandbox_spec::SandboxReport;
 use qd_protocol::{AskId, ClockReading, MachineUptime, Millis, RunId, SessionId, WorkspaceId};
 
 pub(crate) use action::{ActionBudget, SimulatedAction};
@@ -619,7 +620,8 @@ impl SimulatedSession {
     /// One step, committed. Returns its effects, unless the daemon died after the commit.
     fn commit_step(&mut self, input: SessionInput) -> Option<Vec<SessionEffect>> {
         let before = self.state.clone();
-        let context = self.context();
+        let mut context = self.context();
+        context.sandbox = may_start_worker(&before, &input, &context).then(SandboxReport::default);
         let result = step(&mut self.state, input.clone(), &context);
         self.crash_and_rebuild(before.clone(), &result.events);
         self.observer.observe(&before, &input, &result, &self.state, &context);

@@ -477,6 +477,7 @@ impl ContractObserver {
                 assert_eq!(started.worker_id, WorkerId::of_session(&after.id, event.number));
                 assert!(!std::mem::replace(&mut self.worker, true), "one worker at a time");
                 assert!(self.crashes <= limit, "one worker too many");
+                assert!(started.sandbox.is_some(), "the step was not expected to start a worker");
                 assert!(context.slot_available && !context.holds_runs(), "a worker that must not be started");
                 // If the run has to wait for a slot again, it is queued again.
                 self.runs.values_mut().for_each(|run| run.queued_for_slot = false);
