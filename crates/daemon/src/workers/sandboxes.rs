@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use qd_core::sandbox::{
-    AGENT_ELSEWHERE, SandboxRequests, SandboxUnavailable, UnavailableSandbox, plan_sandbox, stricter_setting,
+    AGENT_ELSEWHERE, AGENT_IN_WORKER, SandboxRequests, SandboxUnavailable, UnavailableSandbox, plan_sandbox,
+    stricter_setting,
 };
 use qd_home::DaemonHome;
 use qd_protocol::SessionId;
@@ -111,6 +112,10 @@ impl Workers {
         let (asked, network) = self.sandboxes.settings(&rules, session);
         if rules.is_elsewhere {
             return plan_elsewhere(asked, network).map(Some);
+        }
+        if rules.is_in_worker && (asked, network) == (SandboxSetting::Auto, NetworkSetting::On) {
+            let why = Some(AGENT_IN_WORKER.to_owned());
+            return Ok(Some(SandboxReport { asked, level: SandboxLevel::Off, network, why }));
         }
         match self.remote_agent(agent) {
             None => plan_sandbox(asked, network, self.sandboxes.support()).map(Some),
