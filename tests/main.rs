@@ -72,6 +72,7 @@ mod storm;
 mod terminals;
 mod text_merging;
 mod tokens;
+mod tool_directories;
 mod turn_ends;
 mod wall_clock;
 mod worker_command;

@@ -1,7 +1,7 @@
 //! The MCP tools on stdio (`qd mcp`), called by the test and by the `script` agent. An agent starts other agents, waits
 //! for them, reaches only sessions below it, and asks people.
 
-use qd_testkit::mcp::session_token;
+use qd_testkit::mcp::{session_token, tool_directory};
 use qd_testkit::{TestDaemon, TestHome, TestMcpClient, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 
@@ -192,8 +192,12 @@ async fn a_process_below_an_agent_has_the_tools_of_its_own_session_alone() {
             socket.display()
         )
     };
-    let tried =
-        format!("{}; {}; {}", at("$QD_SESSION_TOKEN", "own"), at(&foreign, "foreign"), at("nothing", "none"));
+    let tried = format!(
+        "{}; {}; {}",
+        at("$(cat ${QD_SESSION_TOKEN#file:})", "own"),
+        at(&foreign, "foreign"),
+        at("nothing", "none")
+    );
     let path = std::env::var("PATH").unwrap();
     session
         .prompt_script(&[spawn(&["env", &format!("PATH={path}"), "sh", "-c", &tried]), sleep_forever()])
@@ -211,19 +215,21 @@ async fn a_token_is_given_to_the_agent_and_written_down_nowhere_else() {
     session.run_script(&[mcp("status", json!({}))]).await;
     let token = session_token(&daemon.home, &session.id);
     let secret = token.split_once('.').unwrap().1.to_owned();
-    let leak =
-        session.run_script(&[write("out", "x"), spawn(&["sh", "-c", "echo $QD_SESSION_TOKEN >&2"])]).await;
+    let leak = session
+        .run_script(&[write("out", "x"), spawn(&["sh", "-c", "cat ${QD_SESSION_TOKEN#file:} >&2"])])
+        .await;
     assert_eq!(leak["finish_reason"], "end_turn");
+    let token_file = tool_directory(&daemon.home, &session.id).join("token");
     for (path, content) in daemon.home.files() {
         let is_there = String::from_utf8_lossy(&content).contains(&secret);
-        assert_eq!(is_there, path.ends_with(format!("{}.token", session.id)), "{}", path.display());
+        assert_eq!(is_there, path == token_file, "{}", path.display());
     }
     let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
     mcp.call("list", json!({})).await;
     session.close().await;
     session.wait_for_event("its end", |event| event.kind == "session.closed").await;
     mcp.call_refused("list", json!({}), "unauthorized").await;
-    assert!(daemon.home.files().iter().all(|(path, _)| !path.ends_with(format!("{}.token", session.id))));
+    poll_until("the end of its token", async || (!token_file.exists()).then_some(())).await;
 }
 
 #[tokio::test]

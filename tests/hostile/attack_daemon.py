@@ -10,7 +10,7 @@ import sys
 import time
 
 import kernel
-from attack_tools import FACTS, FILES, MARKS, OUT, PIDS, answer, daemon_socket, http, payload, read, run, tell, variable, way, write, write_to
+from attack_tools import FACTS, FILES, MARKS, OUT, PIDS, answer, daemon_socket, http, payload, read, run, session_socket, tell, variable, way, write, write_to
 
 
 @way
@@ -66,9 +66,30 @@ def other_mail():
     os.rename(os.path.join(folder, "hostile"), os.path.join(folder, "../new/hostile"))
 
 
+def other_variable(name):
+    return variable(read(f"/proc/{FACTS['other_agent']}/environ"), name)
+
+
 @way
 def other_token():
-    tell("other_token", variable(read(f"/proc/{FACTS['other_agent']}/environ"), "QD_SESSION_TOKEN"))
+    tell("other_token", read(os.path.join(FACTS["home"], "tools", FACTS["other_session"], "token")))
+
+
+@way
+def other_token_environ():
+    tell("other_token_environ", other_variable("QD_SESSION_TOKEN"))
+
+
+@way
+def other_socket():
+    tell("other_socket", http(session_socket(FACTS["other_session"]), "GET", FACTS["other_path"]))
+
+
+@way
+def other_mark():
+    """The mark counts only in the environment that a process was started with."""
+    own = [sys.executable, sys.argv[0], sys.argv[1], "look", "other_mark"]
+    run(*own, env={"QD_MARK": other_variable("QD_MARK")})
 
 
 @way
@@ -128,6 +149,11 @@ def stop_daemon():
 @way
 def socket_answer():
     answer("socket_answer", daemon_socket())
+
+
+@way
+def own_socket():
+    answer("own_socket", session_socket(FACTS["own_session"]))
 
 
 @way

@@ -71,7 +71,15 @@ def answer(name, connection, token=None):
     return http(connection, "POST", f"/v1/asks/{FACTS['asks'][name]}/answer", {"decision": "allow_once"}, token)
 
 
-def daemon_socket():
+def connect(path):
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(os.path.join(FACTS["home"], "qd.sock"))
+    connection.connect(path)
     return connection
+
+
+def daemon_socket():
+    return connect(os.path.join(FACTS["home"], "qd.sock"))
+
+
+def session_socket(session):
+    return connect(os.path.join(FACTS["home"], "tools", session, "qd.sock"))

@@ -11,7 +11,7 @@ import attack_files
 import attack_processes
 import attack_system
 from attack_daemon import kill_daemon, orphan_answers, own_daemon
-from attack_tools import FACTS, OUT, PATIENCE_S, WAYS, answer, daemon_socket, tell
+from attack_tools import FACTS, OUT, PATIENCE_S, WAYS, answer, daemon_socket, http, tell
 
 ESCAPED_WAYS = {"orphan_answers": orphan_answers, "kill_daemon": kill_daemon, "own_daemon": own_daemon}
 
@@ -35,6 +35,8 @@ def main():
     mode = sys.argv[2:]
     if mode[:1] == ["answer"]:
         return answer(mode[1], daemon_socket())
+    if mode[:1] == ["look"]:
+        return tell(mode[1], http(daemon_socket(), "GET", FACTS["other_path"]))
     if mode[:1] == ["escaped"]:
         # No children here: these are about what this process itself may do.
         for name in mode[1:]:

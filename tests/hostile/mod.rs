@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use qd_testkit::client::TestClient;
+use qd_testkit::mcp::tool_directory;
 use qd_testkit::processes::all_processes;
 use qd_testkit::{TestDaemon, TestHome, TestSession, poll_until, script::*};
 use serde_json::{Value, json};
@@ -19,7 +20,8 @@ use world::HostileWorld;
 /// What the daemon and its workers have in their environment.
 const VARIABLES: [&str; 3] = ["daemon_environ", "daemon_memory", "worker_environ"];
 /// Asks that the agent wants to answer, one for each way that could.
-const ASKS: [&str; 5] = ["token_over_tcp", "socket_answer", "socket_setsid", "orphan_answers", "own_daemon"];
+const ASKS: [&str; 6] =
+    ["token_over_tcp", "socket_answer", "own_socket", "socket_setsid", "orphan_answers", "own_daemon"];
 /// Ways that are still open at a level that should close them. The table shows them as possible.
 const KNOWN_OPEN: [&str; 2] = ["keyring", "terminal_clipboard"];
 /// How often the agent tries everything, if a way fails that nothing closes.
@@ -148,7 +150,8 @@ impl HostileAttack {
     async fn run(&mut self) -> BTreeMap<&'static str, AttackOutcome> {
         let mut outside = self.world.start_outside(&self.outside_config().await);
         let agent = self.worker(&self.other).await["processes"][0]["pid"].clone();
-        let token = session_token_of(&agent);
+        let token = std::fs::read_to_string(tool_directory(&self.daemon.home, &self.other.id).join("token"));
+        let token = token.expect("its agent has the tools");
         let facts = self.facts(outside.exchange(None).await, agent).await;
         std::fs::write(&self.world.facts, facts.to_string()).unwrap();
         self.run_attacker(&self.own, &[]).await;
@@ -158,7 +161,13 @@ impl HostileAttack {
         outside.end().await;
         let mut possible: BTreeMap<&str, Option<bool>> =
             AttackWay::all().iter().map(|way| (way.name, verdicts[way.name].as_bool())).collect();
-        possible.insert("other_token", token.map(|token| self.found("other_token") == Some(token)));
+        for way in ["other_token", "other_token_environ"] {
+            possible.insert(way, Some(self.found(way).is_some_and(|found| found == token)));
+        }
+        for way in ["other_socket", "other_mark"] {
+            let is_answered = self.found(way).is_some_and(|answer| answer.starts_with("HTTP/1.1 200"));
+            possible.insert(way, Some(is_answered));
+        }
         possible.insert("setuid", Some(self.found("setuid").is_some_and(|found| found == ROOT_SECRET)));
         let is_killed = self.daemon.exit_status().is_some();
         possible.insert("kill_daemon", Some(is_killed));
@@ -238,6 +247,7 @@ impl HostileAttack {
         let more = json!({
             "home": self.daemon.home.path(), "world": self.world.folder, "out": self.world.out, "qd": self.world.qd,
             "user_home": self.daemon.home.sibling_path("user"), "other_session": self.other.id, "other_agent": other_agent,
+            "own_session": self.own.id, "other_path": self.other.path("/messages"),
             "asks": self.asks, "tcp": tcp, "worktree": own["worktree"], "diff": self.own.path("/diff"),
             "repository": self.daemon.home.project_dir(), "tried": tried,
             "setuid_cat": self.world.folder.join("setuid-cat"), "root_file": self.world.folder.join("root-file"),
@@ -263,10 +273,4 @@ const ROOT_SECRET: &str = "only root reads this";
 /// The value of a variable of the daemon. Each has its own, so that no way can use another's.
 fn variable_secret(name: &str) -> String {
     format!("{name:x<32}")
-}
-
-/// The token in the environment of an agent's process, if there is one.
-fn session_token_of(agent: &Value) -> Option<String> {
-    let environ = std::fs::read_to_string(format!("/proc/{agent}/environ")).ok()?;
-    environ.split('\0').find_map(|item| item.strip_prefix("QD_SESSION_TOKEN=")).map(str::to_owned)
 }

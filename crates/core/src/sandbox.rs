@@ -5,8 +5,8 @@ use qd_protocol::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
 use qd_protocol::sandbox_spec::{SandboxReport, SandboxSupport};
 use qd_protocol::{ApiError, ErrorCode};
 
-/// The most that `auto` gives. It becomes `deck` once agents reach the tools of `qd mcp` from inside a sandbox.
-pub const AUTO_LEVEL_MAX: SandboxLevel = SandboxLevel::Off;
+/// The most that `auto` gives. More would keep agents from files that they may need.
+pub const AUTO_LEVEL_MAX: SandboxLevel = SandboxLevel::Deck;
 
 /// What each place asks for. `None` leaves the decision to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,10 +92,7 @@ pub fn plan_sandbox(
         }
     }
     let is_weaker = asked == SandboxSetting::Auto && level == SandboxLevel::Off;
-    let why = is_weaker.then(|| match support.strongest > AUTO_LEVEL_MAX {
-        true => "`auto` confines no agent yet; ask for `deck` or `workspace` by name".to_owned(),
-        false => describe(support),
-    });
+    let why = is_weaker.then(|| describe(support));
     Ok(SandboxReport { asked, level, network, why })
 }
 
@@ -141,6 +138,8 @@ impl SandboxUnavailable {
     }
 }
 
+/// Why an agent that is a part of its worker is not confined.
+pub const AGENT_IN_WORKER: &str = "the agent is a part of its worker and starts no processes";
 /// Why an agent that is reached at an address is never confined.
 pub const AGENT_ELSEWHERE: &str = "the agent runs elsewhere, where Quarterdeck starts no processes";
 
@@ -168,12 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn a_named_level_is_given_or_refused_and_auto_confines_nobody_yet() {
+    fn a_named_level_is_given_or_refused_and_auto_gives_the_strongest_up_to_deck() {
         for asked in SETTINGS {
             for strongest in LEVELS {
                 let given = resolve_sandbox(asked, &support(strongest, true));
                 let expected = match (asked, strongest) {
-                    (Setting::Off | Setting::Auto, _) => Some(Level::Off),
+                    (Setting::Off, _) | (Setting::Auto, Level::Off) => Some(Level::Off),
+                    (Setting::Auto, Level::Deck | Level::Workspace) => Some(Level::Deck),
                     (Setting::Deck, Level::Deck | Level::Workspace) => Some(Level::Deck),
                     (Setting::Workspace, Level::Workspace) => Some(Level::Workspace),
                     (Setting::Deck, Level::Off) | (Setting::Workspace, Level::Off | Level::Deck) => None,
@@ -217,7 +217,8 @@ mod tests {
                 let Ok(report) = plan_sandbox(asked, Network::On, &support(strongest, true)) else {
                     continue;
                 };
-                assert_eq!(report.why.is_some(), asked == Setting::Auto, "{report:?}");
+                let is_left = asked == Setting::Auto && strongest == Level::Off;
+                assert_eq!(report.why.is_some(), is_left, "{report:?}");
             }
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct IdleSetting {
 pub(crate) struct AgentSandboxRules {
     /// Whether the agent is reached at an address, so that nothing of it runs here.
     pub(crate) is_elsewhere: bool,
+    /// Whether the agent is a part of its worker, and starts nothing.
+    pub(crate) is_in_worker: bool,
     pub(crate) manifest: SandboxRequest,
     /// What the project asks for. It can only make the confinement stricter.
     pub(crate) project: SandboxRequest,
@@ -158,6 +160,7 @@ impl LocalAgents {
         let isolated = manifest.startup.isolated.then(|| self.isolated_folder.join(name));
         AgentSandboxRules {
             is_elsewhere: matches!(manifest.driver(), DriverKind::A2a | DriverKind::Worker),
+            is_in_worker: manifest.driver() == DriverKind::Echo,
             project: if is_of_project { manifest_asks.stricter(file_asks) } else { file_asks },
             manifest: manifest_asks,
             state_paths: writable

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The limit on open files that the daemon asks for.
 const DESCRIPTOR_LIMIT: usize = 65_536;
 /// One in this many of the descriptors that are not reserved is for workers.
-const WORKER_SHARE: usize = 4;
+const WORKER_SHARE: usize = 3;
 /// Descriptors that starting one worker takes for a moment: its pipes and its log.
 const WORKER_START_DESCRIPTORS: usize = 6;
 /// One in this many connections is reserved for commands, if that is more than [`COMMAND_CONNECTIONS`].

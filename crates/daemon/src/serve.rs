@@ -132,9 +132,7 @@ async fn run(
     let bound = bound.with_worker_tokens(Arc::clone(daemon.workers.worker_tokens()));
     let bound = bound.with_client_tokens(Arc::clone(&daemon.client_tokens));
     let bound = bound.with_session_tokens(daemon.workers.session_tokens().clone());
-    if let Some(host) = bound.local_address() {
-        daemon.workers.set_daemon_address(host);
-    }
+    let bound = bound.with_session_sockets(daemon.workers.session_sockets().clone());
     if let Some(address) = bound.join_address() {
         daemon.workers.set_join_address(address);
     }

@@ -57,3 +57,4 @@ mod turn_state;
 pub use self::process::own_program;
 pub use self::pty::screen::TerminalSize;
 pub use self::pty::shared_screen::{ScreenViewer, TerminalInput};
+pub use self::tool_server::own_program_path;

@@ -14,11 +14,12 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use qd_link::socket_path::connect_to_socket;
 use qd_protocol::limits::{BODY_MAX, TOOL_AWAY_S};
 use qd_protocol::worker::McpAccess;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -195,7 +196,7 @@ impl GatewayRoute {
         }
         let request = request.body(Full::new(body)).map_err(std::io::Error::other)?;
         match &self.daemon {
-            DaemonEndpoint::Unix(path) => exchange(UnixStream::connect(path).await?, request).await,
+            DaemonEndpoint::Unix(path) => exchange(connect_to_socket(path).await?, request).await,
             DaemonEndpoint::Tcp(address) => exchange(TcpStream::connect(address).await?, request).await,
         }
     }
@@ -238,6 +239,7 @@ fn text_response(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
+    use qd_protocol::worker::Secret;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::UnixListener;
 
@@ -257,7 +259,8 @@ mod tests {
                 stream.write_all(response.as_bytes()).await.unwrap();
             }
         });
-        let access = McpAccess { host: format!("unix:{}", socket.display()), token_file };
+        let access =
+            McpAccess { host: format!("unix:{}", socket.display()), token_file, token: Secret::default() };
         ToolGateway::open(&access).await.unwrap()
     }
 

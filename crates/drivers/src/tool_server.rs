@@ -16,6 +16,9 @@ pub(crate) const HOST_VAR: &str = "QD_HOST";
 /// How long an agent should let a call last, in seconds: the longest wait, plus a margin.
 pub(crate) const CALL_TIMEOUT_S: u64 = WAIT_MAX_S + 60;
 
+/// What the kernel adds to the path of a program whose file is gone.
+const DELETED_SUFFIX: &str = " (deleted)";
+
 /// An MCP server that an agent can start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ToolServer {
@@ -30,7 +33,7 @@ pub(crate) struct ToolServer {
 impl ToolServer {
     /// The server for this agent, if its specification asks for one.
     pub(crate) fn from_spec(spec: &AgentSpec) -> Option<Self> {
-        let McpAccess { host, token_file } = spec.mcp.as_deref()?;
+        let McpAccess { host, token_file, .. } = spec.mcp.as_deref()?;
         let token = format!("{TOKEN_FILE_PREFIX}{}", token_file.display());
         let env =
             BTreeMap::from([(HOST_VAR.to_owned(), host.clone()), (SESSION_TOKEN_VAR.to_owned(), token)]);
@@ -43,16 +46,18 @@ pub(crate) fn mcp_tool_name(server: &str, tool: &str) -> String {
     format!("mcp__{server}__{tool}")
 }
 
-/// The path of this very program for use by other processes, even if its file has been replaced by another version.
-fn own_program_path() -> PathBuf {
-    match std::env::current_exe() {
-        Ok(path) if path.exists() => path,
-        _ => PathBuf::from(format!("/proc/{}/exe", std::process::id())),
-    }
+/// The path of this program for use by other processes. If its file has been replaced by another version, that one is
+/// used: inside a sandbox our own process cannot be seen.
+pub fn own_program_path() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default();
+    let replaced = own.to_str().and_then(|path| path.strip_suffix(DELETED_SUFFIX)).map(PathBuf::from);
+    let found = [Some(own), replaced].into_iter().flatten().find(|path| path.exists());
+    found.unwrap_or_else(|| PathBuf::from(format!("/proc/{}/exe", std::process::id())))
 }
 
 #[cfg(test)]
 mod tests {
+    use qd_protocol::worker::Secret;
     use qd_protocol::{SessionId, WorkerId};
 
     use super::*;
@@ -61,9 +66,8 @@ mod tests {
     fn an_agent_has_the_server_that_its_specification_gives_it() {
         let mut spec = AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), "x", "/");
         assert_eq!(ToolServer::from_spec(&spec), None);
-        spec.mcp =
-            Some(Box::new(McpAccess { host: "unix:/h".to_owned(), token_file: PathBuf::from("/s/t") }));
-        spec.env.insert(SESSION_TOKEN_VAR.to_owned(), "secret".to_owned());
+        let token = Secret("secret".to_owned());
+        spec.mcp = Some(Box::new(McpAccess { host: "unix:/h".to_owned(), token_file: "/s/t".into(), token }));
         let server = ToolServer::from_spec(&spec).unwrap();
         assert!(server.command.is_absolute() && server.args == ["mcp"]);
         assert_eq!(

@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use qd_protocol::SessionId;
+
 use crate::config::user_config_file;
 use crate::private_files::{HomeError, io_error, prepare_private_folder};
 
@@ -126,6 +128,17 @@ impl DaemonHome {
         self.path.join("mail")
     }
 
+    /// The folder with one [tool directory](Self::tool_directory) per session.
+    pub fn tools(&self) -> PathBuf {
+        self.path.join("tools")
+    }
+
+    /// The folder with the socket and the token with which the agent of a session reaches us. It is the only part of the
+    /// home that every agent sees, and it stays as long as its session is open: a sandbox shows the folder itself.
+    pub fn tool_directory(&self, session: &SessionId) -> PathBuf {
+        self.tools().join(session.as_str())
+    }
+
     /// When the user last looked at each daemon.
     pub fn last_looks_file(&self) -> PathBuf {
         self.path.join("last_looks.json")
@@ -155,6 +168,7 @@ impl DaemonHome {
             self.worktrees(),
             self.git(),
             self.mail(),
+            self.tools(),
         ];
         for folder in folders {
             prepare_private_folder(&folder)?;

@@ -97,10 +97,10 @@ impl DaemonHome {
         session: &SessionId,
         env: &BTreeMap<String, String>,
     ) -> Result<(), HomeError> {
-        if env.is_empty() {
-            return self.remove_session_secrets(session);
-        }
         let path = self.session_env_file(session);
+        if env.is_empty() {
+            return remove_file_if_present(&path);
+        }
         let text =
             serde_json::to_vec(env).map_err(|source| HomeError::BadEnv { path: path.clone(), source })?;
         replace_file(&path, &text)
@@ -120,29 +120,56 @@ impl DaemonHome {
         serde_json::from_slice(&text).map_err(|source| HomeError::BadEnv { path, source })
     }
 
-    /// Removes the values of a session's variables, and its token.
+    /// Removes the values of a session's variables, and its tool directory with its token.
     pub fn remove_session_secrets(&self, session: &SessionId) -> Result<(), HomeError> {
         remove_file_if_present(&self.session_env_file(session))?;
-        self.remove_session_token(session)
+        self.remove_session_token(session)?;
+        let directory = self.tool_directory(session);
+        match fs::remove_dir_all(&directory) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(io_error(&directory, "remove", source))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Creates the tool directory of a session, or tightens the mode of the one that it has.
+    pub fn prepare_tool_directory(&self, session: &SessionId) -> Result<PathBuf, HomeError> {
+        prepare_private_folder(&self.tools())?;
+        let directory = self.tool_directory(session);
+        prepare_private_folder(&directory)?;
+        Ok(directory)
     }
 
     /// Removes the token of a session, so that the next call of [`Self::session_token`] creates another.
     pub fn remove_session_token(&self, session: &SessionId) -> Result<(), HomeError> {
-        remove_file_if_present(&self.session_token_file(session))
+        remove_file_if_present(&self.session_token_file(session))?;
+        remove_file_if_present(&self.earlier_session_token_file(session))
     }
 
-    /// The token of a session, which begins with its id and a dot; created on the first call.
+    /// The token of a session, which begins with its id and a dot; created on the first call, or taken over from an
+    /// earlier release. The session must have its tool directory.
     pub fn session_token(&self, session: &SessionId) -> Result<SecretToken, HomeError> {
-        Self::load_or_create_secret(&self.session_token_file(session), &format!("{session}."))
+        let path = self.session_token_file(session);
+        let earlier = existing_token(&self.earlier_session_token_file(session));
+        if let Some(token) = earlier.filter(|_| !path.exists()) {
+            replace_file(&path, token.expose().as_bytes())?;
+        }
+        Self::load_or_create_secret(&path, &format!("{session}."))
     }
 
     /// The token of a session, if it has one.
     pub fn existing_session_token(&self, session: &SessionId) -> Option<SecretToken> {
-        let path = self.session_token_file(session);
-        read_token(&path, open_private(&path).ok()?).ok()
+        existing_token(&self.session_token_file(session))
+            .or_else(|| existing_token(&self.earlier_session_token_file(session)))
     }
 
     pub fn session_token_file(&self, session: &SessionId) -> PathBuf {
+        self.tool_directory(session).join("token")
+    }
+
+    /// Where earlier releases stored the token. Their agents may still run, and name this file.
+    fn earlier_session_token_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.token"))
     }
 
@@ -150,6 +177,10 @@ impl DaemonHome {
     fn session_env_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.json"))
     }
+}
+
+fn existing_token(path: &Path) -> Option<SecretToken> {
+    read_token(path, open_private(path).ok()?).ok()
 }
 
 fn read_token(path: &Path, file: File) -> Result<SecretToken, HomeError> {
@@ -223,13 +254,38 @@ mod tests {
         let other = BTreeMap::from([("KEY".to_owned(), "other".to_owned())]);
         home.store_session_env(&session, &other).unwrap();
         assert_eq!(home.session_env(&session).unwrap(), other);
-        assert!(home.existing_session_token(&session).is_none());
-        let token = home.session_token(&session).unwrap();
-        assert_eq!(home.existing_session_token(&session), Some(token));
-        assert_eq!(mode(home.secrets().join("ses_1.token")), 0o600);
         home.remove_session_secrets(&session).unwrap();
         home.remove_session_secrets(&session).unwrap();
         assert!(home.session_env(&session).unwrap().is_empty());
         assert_eq!(fs::read_dir(home.secrets()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_token_of_a_session_is_in_its_private_tool_directory_and_goes_with_it() {
+        let (_folder, home) = prepared_home();
+        let session = SessionId::parse("ses_1").unwrap();
+        assert!(home.existing_session_token(&session).is_none());
+        let directory = home.prepare_tool_directory(&session).unwrap();
+        let token = home.session_token(&session).unwrap();
+        assert_eq!(home.existing_session_token(&session), Some(token.clone()));
+        assert_eq!((mode(&directory), mode(directory.join("token"))), (0o700, 0o600));
+        home.remove_session_token(&session).unwrap();
+        assert!(home.existing_session_token(&session).is_none() && directory.exists());
+        assert_ne!(home.session_token(&session).unwrap(), token, "the next one is another");
+        home.remove_session_secrets(&session).unwrap();
+        assert_eq!(fs::read_dir(home.tools()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_token_that_an_earlier_release_stored_stays_valid() {
+        let (_folder, home) = prepared_home();
+        let session = SessionId::parse("ses_1").unwrap();
+        let earlier = format!("ses_1.{}", "0".repeat(64));
+        fs::write(home.secrets().join("ses_1.token"), &earlier).unwrap();
+        assert_eq!(home.existing_session_token(&session).unwrap().expose(), earlier);
+        home.prepare_tool_directory(&session).unwrap();
+        assert_eq!(home.session_token(&session).unwrap().expose(), earlier, "its agent may still use it");
+        home.remove_session_token(&session).unwrap();
+        assert!(home.existing_session_token(&session).is_none());
     }
 }

@@ -17,6 +17,7 @@
 //! - `executor_link`: the link of a worker that consists of just an executor of the SDK.
 //! - `file_spool`: a spool on disk, written by a worker and read by the daemon after the worker's death.
 //! - [`record`]: how the workers of a home are found and checked for life.
+//! - [`socket_path`]: sockets whose path is too long for the kernel.
 
 mod agent_link;
 mod command_queue;
@@ -28,6 +29,7 @@ mod local;
 mod output_rate;
 mod proof;
 pub mod record;
+pub mod socket_path;
 mod spool;
 mod task_watch;
 pub mod terminal_handshake;

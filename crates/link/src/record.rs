@@ -6,7 +6,6 @@
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -15,8 +14,7 @@ use qd_protocol::WorkerId;
 pub use qd_worker_sdk::announce::read_records;
 use tokio::net::{UnixListener, UnixStream};
 
-/// The longest socket path that the kernel accepts.
-const SOCKET_PATH_MAX: usize = 107;
+use crate::socket_path::{connect_to_socket, short_socket_path};
 
 /// The files of one worker process in its home.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,8 +79,7 @@ pub fn is_worker_alive(dir: &Path, id: &str) -> bool {
 
 pub async fn connect_to_worker(dir: &Path, id: &str) -> io::Result<UnixStream> {
     let files = WorkerFiles::of(dir, id).ok_or(io::ErrorKind::InvalidInput)?;
-    let (path, _folder) = short_socket_path(&files.socket)?;
-    UnixStream::connect(path).await
+    connect_to_socket(&files.socket).await
 }
 
 /// Binds the worker's socket. A socket that a dead process left there is replaced.
@@ -95,20 +92,6 @@ pub fn bind_worker_socket(files: &WorkerFiles) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(&files.socket, Permissions::from_mode(0o600))?;
     Ok(listener)
-}
-
-/// A path that is short enough for a socket. If the home is nested too deeply, the folder is addressed through
-/// `/proc/self/fd`; the returned file must stay open until the path has been used.
-fn short_socket_path(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
-    if socket.as_os_str().len() <= SOCKET_PATH_MAX {
-        return Ok((socket.to_owned(), None));
-    }
-    let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let folder = File::open(folder)?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
-    Ok((path, Some(folder)))
 }
 
 #[cfg(test)]

@@ -20,8 +20,9 @@ pub const COMMAND_CONNECTIONS: usize = 8;
 /// Descriptors reserved for the daemon's own files: the journal, the search index, their logs, listeners, spools and
 /// blobs.
 pub const FILE_DESCRIPTORS: usize = 40;
-/// Descriptors that the daemon holds for each worker: a socket, and one that reports the end of the process.
-pub const WORKER_DESCRIPTORS: usize = 2;
+/// Descriptors that the daemon holds for each worker: a socket, one that reports the end of the process, and the socket
+/// of the session.
+pub const WORKER_DESCRIPTORS: usize = 3;
 /// MiB that the agent of one session may report in all, unless the session sets `max_journal_mb`.
 pub const JOURNAL_MB_MAX: u64 = 4096;
 /// Highest `max_journal_mb` that a session may set.

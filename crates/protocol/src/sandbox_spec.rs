@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
 
+/// The name of a session's socket in its tool directory.
+pub const SESSION_SOCKET_NAME: &str = "qd.sock";
+
 /// How a machine can confine agents. One that says nothing confines none.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SandboxSupport {
@@ -47,6 +50,9 @@ pub struct SandboxSpec {
     /// The folder with the session's token and socket, through which the agent reaches the tools of `qd mcp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_directory: Option<PathBuf>,
+    /// The daemon's own socket, if it is in the home. Inside, its path leads to the socket in the tool directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub daemon_socket: Option<PathBuf>,
     /// Where the agent keeps its own state. Writable at every level, also below the daemon's home.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub state_paths: Vec<String>,

@@ -59,8 +59,7 @@ pub struct AgentSpec {
     /// Environment variables for the agent. Any of the values may be a secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Access to the tools of `qd mcp`, if the agent gets them. The session's token is in `env`, as
-    /// [`SESSION_TOKEN_VAR`].
+    /// Access to the tools of `qd mcp`, if the agent gets them.
     #[serde(rename = "tools", default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<Box<McpAccess>>,
     /// How the agent is to be confined. An older daemon sets nothing, and then it is not.
@@ -183,16 +182,20 @@ pub const META_KEY: &str = "quarterdeck";
 /// it knows by its pid in its sandbox. Parameters and result are `{"pid": N}`.
 pub const HOST_PID_METHOD: &str = "_quarterdeck/host_pid";
 
-/// Environment variable with the token of a session, with which `qd mcp` acts for the session.
+/// Environment variable that says with which token `qd mcp` acts for a session. Agents get the path of the token's file,
+/// after [`TOKEN_FILE_PREFIX`]; the token itself is a valid value too.
 pub const SESSION_TOKEN_VAR: &str = "QD_SESSION_TOKEN";
 
 /// How an agent reaches the tools of `qd mcp`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct McpAccess {
-    /// Address of the daemon, as `--host` takes it.
+    /// Address of the socket that the session has for itself, as `--host` takes it.
     pub host: String,
-    /// File with the session's token. Its path is used instead of the token wherever others could see the value.
+    /// File with the session's token. Agents are told its path and never the token itself.
     pub token_file: PathBuf,
+    /// The token, so that it can be removed from the agent's output. An older daemon puts it into `env` instead.
+    #[serde(default)]
+    pub token: Secret,
 }
 
 /// Prefix of the value of [`SESSION_TOKEN_VAR`] if the value is the path of a token file and not the token itself.

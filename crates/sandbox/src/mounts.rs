@@ -50,6 +50,8 @@ enum MountStep {
     Keep { tree: OwnedFd, is_directory: bool, read_only: bool },
     /// An empty file.
     HideFile { null: OwnedFd },
+    /// A symbolic link in a hidden directory.
+    Link { target: PathBuf },
 }
 
 /// Changes this process's own view of the files to that of the plan. The process must be in a new mount namespace and a
@@ -114,22 +116,44 @@ impl MountSteps {
         } else {
             steps.copy_ssh_configuration();
         }
-        let home = fs::canonicalize(&plan.home).unwrap_or_else(|_| plan.home.clone());
-        let stays = |path: &&PathBuf| is_workspace || path.starts_with(&home) || path.starts_with(&plan.home);
         if is_workspace {
             plan.writable.iter().for_each(|path| drop(fs::create_dir_all(path)));
             steps.keep(Path::new("/dev"), false)?;
         }
-        for path in plan.writable.iter().filter(stays) {
-            steps.keep(path, false)?;
-        }
-        for path in plan.readable.iter().filter(stays) {
-            steps.keep(path, true)?;
-        }
+        steps.keep_all(plan)?;
         if is_workspace {
             steps.protect_repository(&plan.workspace)?;
         }
+        steps.add_links(plan);
         Ok(steps)
+    }
+
+    /// Keeps what the plan names. At `deck` only what is below a hidden directory needs it. The home as a whole is never
+    /// kept, even if it is the agent's own directory.
+    fn keep_all(&mut self, plan: &SandboxPlan) -> Result<(), MountError> {
+        let is_workspace = plan.level == SandboxLevel::Workspace;
+        let home = fs::canonicalize(&plan.home).ok();
+        let hidden: Vec<PathBuf> = self.0.keys().cloned().collect();
+        let writable = plan.writable.iter().map(|path| (path, false));
+        for (path, read_only) in writable.chain(plan.readable.iter().map(|path| (path, true))) {
+            let Ok(path) = fs::canonicalize(path) else { continue };
+            let is_hidden = hidden.iter().any(|hidden| path.starts_with(hidden));
+            if Some(&path) != home.as_ref() && (is_workspace || is_hidden) {
+                self.keep(&path, read_only)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the links of the plan, as far as the directory that they are in is hidden.
+    fn add_links(&mut self, plan: &SandboxPlan) {
+        for (path, target) in &plan.links {
+            let directory = path.parent().and_then(|directory| fs::canonicalize(directory).ok());
+            let (Some(directory), Some(name)) = (directory, path.file_name()) else { continue };
+            if matches!(self.0.get(&directory), Some(MountStep::HideDirectory)) {
+                self.0.insert(directory.join(name), MountStep::Link { target: target.clone() });
+            }
+        }
     }
 
     /// Adds a step for a directory, if there is one.
@@ -203,6 +227,7 @@ impl MountSteps {
                 MountStep::Keep { tree, is_directory, read_only } => {
                     create_mount_point(&path, is_directory).and_then(|()| keep(&path, &tree, read_only))
                 }
+                MountStep::Link { target } => std::os::unix::fs::symlink(target, &path),
                 MountStep::HideFile { null } => {
                     create_mount_point(&path, false).and_then(|()| move_to(&null, &path))
                 }

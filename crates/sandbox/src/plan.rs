@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use qd_protocol::sandbox::{NetworkSetting, SandboxLevel};
-use qd_protocol::sandbox_spec::SandboxSpec;
+use qd_protocol::sandbox_spec::{SESSION_SOCKET_NAME, SandboxSpec};
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
 
@@ -31,10 +31,12 @@ pub struct SandboxPlan {
     pub home: PathBuf,
     /// The project directory. At `workspace`, its git hooks and configuration are read-only.
     pub workspace: PathBuf,
-    /// What the agent may write: below the home at every level, and elsewhere at `workspace`.
+    /// What the agent may write: below the home and other hidden directories at every level, and elsewhere at `workspace`.
     pub writable: Vec<PathBuf>,
-    /// What the agent may read below the home.
+    /// What the agent may read below the home, and below other directories that are hidden.
     pub readable: Vec<PathBuf>,
+    /// Links that the home has inside: each path and what it leads to.
+    pub links: Vec<(PathBuf, PathBuf)>,
     /// Directories that are empty at first and not shared with anybody outside.
     pub private_directories: Vec<PathBuf>,
     /// Files and sockets that look empty.
@@ -53,18 +55,22 @@ impl SandboxPlan {
     ) -> Self {
         let user_home = variable("HOME").map(PathBuf::from);
         let below_user_home = |path: &String| expand_home(path, user_home.as_deref());
-        let mut writable: Vec<PathBuf> = vec![cwd.to_owned()];
+        let mut writable: Vec<PathBuf> = vec![cwd.to_owned(), spec.workspace.clone()];
         writable.extend([&spec.worktree, &spec.mail_folder].into_iter().flatten().cloned());
         writable.extend(spec.state_paths.iter().filter_map(below_user_home));
         let mut readable = spec.readable_paths.clone();
         readable.extend(spec.tool_directory.clone());
+        let links = spec.daemon_socket.iter().zip(&spec.tool_directory);
+        let links = links.map(|(path, directory)| (path.clone(), directory.join(SESSION_SOCKET_NAME)));
+        let links = links.collect();
         let mut private_directories = session_socket_directories(&variable);
         let mut credentials = Vec::new();
         if level == SandboxLevel::Workspace {
-            writable.push(spec.workspace.clone());
             private_directories.extend(TEMPORARY_DIRECTORIES.map(PathBuf::from));
             private_directories.extend(variable("TMPDIR").map(PathBuf::from));
             credentials.extend(spec.credential_paths.iter().filter_map(below_user_home));
+        } else {
+            readable.extend(key_agents(&variable));
         }
         Self {
             level,
@@ -73,6 +79,7 @@ impl SandboxPlan {
             workspace: spec.workspace.clone(),
             writable,
             readable,
+            links,
             private_directories,
             hidden_files: SERVICE_SOCKETS.map(PathBuf::from).to_vec(),
             credentials,
@@ -87,9 +94,22 @@ fn session_socket_directories(variable: &impl Fn(&str) -> Option<String>) -> Vec
     let tmux = |below: &str| PathBuf::from(below).join(format!("tmux-{user}"));
     let mut directories = vec![tmux("/tmp"), PathBuf::from(format!("/run/user/{user}"))];
     directories.extend(variable("TMUX_TMPDIR").map(|below| tmux(&below)));
-    directories.extend(variable("XDG_RUNTIME_DIR").map(PathBuf::from));
+    // Somebody may have set it to a directory that everything is in. What is hidden there would be missed.
+    let user_home = variable("HOME").map(PathBuf::from).unwrap_or_default();
+    let is_for_sockets = |path: &PathBuf| {
+        !user_home.starts_with(path) && !TEMPORARY_DIRECTORIES.iter().any(|shared| path == Path::new(shared))
+    };
+    directories.extend(variable("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_for_sockets));
     directories.extend(SERVICE_SOCKET_DIRECTORIES.map(PathBuf::from));
     directories
+}
+
+/// The programs that hold the user's keys, with which git and ssh work. They start nothing, and at `deck` the keys
+/// themselves can be read as well.
+fn key_agents(variable: &impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    let user = getuid().as_raw();
+    let runtime = variable("XDG_RUNTIME_DIR").map_or(format!("/run/user/{user}").into(), PathBuf::from);
+    variable("SSH_AUTH_SOCK").map(PathBuf::from).into_iter().chain([runtime.join("gnupg")]).collect()
 }
 
 /// The path that a setting names: `~/x` is below the user's home directory. Other relative paths name nothing.
@@ -111,6 +131,7 @@ mod tests {
             workspace: "/w".into(),
             mail_folder: Some("/q/mail/s".into()),
             tool_directory: Some("/q/tools/s".into()),
+            daemon_socket: Some("/q/qd.sock".into()),
             state_paths: vec!["~/.agent".to_owned(), "relative".to_owned()],
             credential_paths: vec!["~/.ssh".to_owned()],
             ..SandboxSpec::default()
@@ -122,6 +143,7 @@ mod tests {
             "HOME" => Some("/h".to_owned()),
             "XDG_RUNTIME_DIR" => Some("/run/mine".to_owned()),
             "TMPDIR" => Some("/scratch".to_owned()),
+            "SSH_AUTH_SOCK" => Some("/run/mine/ssh".to_owned()),
             _ => None,
         })
     }
@@ -129,10 +151,24 @@ mod tests {
     #[test]
     fn an_agent_keeps_its_directory_mail_and_state_and_reads_its_tools() {
         let plan = plan(SandboxLevel::Deck);
-        assert_eq!(plan.writable, ["/q/worktrees/s", "/q/mail/s", "/h/.agent"].map(PathBuf::from));
-        assert_eq!(plan.readable, [PathBuf::from("/q/tools/s")]);
+        assert_eq!(plan.writable, ["/q/worktrees/s", "/w", "/q/mail/s", "/h/.agent"].map(PathBuf::from));
+        assert_eq!(plan.readable, ["/q/tools/s", "/run/mine/ssh", "/run/mine/gnupg"].map(PathBuf::from));
+        assert_eq!(plan.links, [("/q/qd.sock".into(), "/q/tools/s/qd.sock".into())]);
         assert!(plan.private_directories.contains(&"/run/mine".into()));
         assert!(plan.credentials.is_empty() && !plan.private_directories.contains(&"/tmp".into()));
+    }
+
+    #[test]
+    fn a_runtime_directory_that_has_other_things_too_is_not_hidden() {
+        for shared in ["/tmp", "/h", "/"] {
+            let variable = |name: &str| match name {
+                "HOME" => Some("/h".to_owned()),
+                "XDG_RUNTIME_DIR" => Some(shared.to_owned()),
+                _ => None,
+            };
+            let plan = SandboxPlan::new(&spec(), SandboxLevel::Deck, Path::new("/w"), variable);
+            assert!(!plan.private_directories.contains(&shared.into()), "{shared}");
+        }
     }
 
     #[test]
@@ -140,6 +176,7 @@ mod tests {
         let plan = plan(SandboxLevel::Workspace);
         assert!(plan.writable.contains(&"/w".into()));
         assert_eq!(plan.credentials, [PathBuf::from("/h/.ssh")]);
+        assert_eq!(plan.readable, [PathBuf::from("/q/tools/s")]);
         for directory in ["/tmp", "/var/tmp", "/scratch"] {
             assert!(plan.private_directories.contains(&directory.into()), "{directory}");
         }

@@ -2,6 +2,7 @@
 //! It accepts responses in any order, so a call may stay open while others are made.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
@@ -26,9 +27,14 @@ pub struct TestMcpClient {
     pub notifications: Vec<Value>,
 }
 
+/// The folder with the socket and the token of a session.
+pub fn tool_directory(home: &TestHome, session: &str) -> PathBuf {
+    home.path().join("tools").join(session)
+}
+
 /// The token of a session whose agent was given the tools.
 pub fn session_token(home: &TestHome, session: &str) -> String {
-    let path = home.path().join("secrets").join(format!("{session}.token"));
+    let path = tool_directory(home, session).join("token");
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

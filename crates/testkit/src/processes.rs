@@ -161,7 +161,7 @@ impl TestHome {
     /// Those of them that are agents, or were started by agents.
     pub fn agent_processes(&self) -> Vec<ObservedProcess> {
         let is_ours = |process: &ObservedProcess| {
-            ["serve", "__worker", "__keeper"].iter().any(|role| process.has_role(role))
+            ["serve", "__worker", "__keeper", "__sandbox"].iter().any(|role| process.has_role(role))
         };
         self.processes().into_iter().filter(|process| !is_ours(process)).collect()
     }

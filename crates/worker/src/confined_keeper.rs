@@ -2,10 +2,13 @@
 //!
 //! Design: docs/design/agents-are-confined.md
 
+use std::path::PathBuf;
+
 use qd_drivers::agent_launcher::AgentLocation;
-use qd_drivers::own_program;
+use qd_drivers::{own_program, own_program_path};
 use qd_keeper::{KeeperError, KeeperHandle};
 use qd_protocol::event::RunError;
+use qd_protocol::manifest::Manifest;
 use qd_protocol::sandbox::SandboxLevel;
 use qd_protocol::worker::AgentSpec;
 use qd_sandbox::SandboxPlan;
@@ -35,5 +38,12 @@ pub(crate) async fn start_keeper(spec: &AgentSpec) -> Result<KeeperHandle, RunEr
 fn sandbox_plan(spec: &AgentSpec, level: SandboxLevel) -> Option<SandboxPlan> {
     let sandbox = spec.sandbox.as_deref().filter(|_| level > SandboxLevel::Off)?;
     let variable = |name: &str| spec.env.get(name).cloned().or_else(|| std::env::var(name).ok());
-    Some(SandboxPlan::new(sandbox, level, &spec.cwd, variable))
+    let mut plan = SandboxPlan::new(sandbox, level, &spec.cwd, variable);
+    // The agent starts it as `qd mcp`, wherever it is installed.
+    plan.readable.push(own_program_path());
+    // A manifest in the home may name a script beside it. A directory is never meant: it could be the home itself.
+    let command = spec.manifest.as_deref().map(Manifest::command).unwrap_or_default();
+    plan.readable
+        .extend(command.into_iter().map(PathBuf::from).filter(|path| path.is_absolute() && path.is_file()));
+    Some(plan)
 }

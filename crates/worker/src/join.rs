@@ -264,6 +264,7 @@ fn localize_sandbox(spec: &mut SandboxSpec, rules: &SandboxRules, home: &Path, w
         worktree: None,
         mail_folder: None,
         tool_directory: None,
+        daemon_socket: None,
         state_paths: rules.writable.clone(),
         readable_paths: Vec::new(),
         credential_paths: std::mem::take(&mut spec.credential_paths),

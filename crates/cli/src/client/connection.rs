@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use qd_link::socket_path::connect_to_socket;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
@@ -91,7 +92,7 @@ async fn connect(host: &DaemonHost) -> anyhow::Result<DaemonHttpConnection> {
 /// Connects to a socket. If its queue is full, the daemon lives but does not accept connections at the moment.
 async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
     loop {
-        match UnixStream::connect(path).await {
+        match connect_to_socket(path).await {
             Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL_QUEUE_INTERVAL).await,
             connected => return connected,
         }

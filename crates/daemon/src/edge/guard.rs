@@ -48,7 +48,7 @@ pub(super) enum BearerIdentity {
 pub(crate) struct BearerSession(pub(crate) SessionId);
 
 /// The other end of a connection; a request extension.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionPeer {
     /// A process on this machine, as the kernel knew it when it connected.
     Unix {
@@ -56,6 +56,8 @@ pub enum ConnectionPeer {
         process: Option<(u32, u64)>,
         uid: u32,
     },
+    /// A process on this machine that has connected to the socket of a session.
+    Session { session: SessionId, uid: u32 },
     /// A client over TCP.
     Tcp {
         /// The client's address.
@@ -170,7 +172,7 @@ impl RequestGuard {
         head: &Parts,
     ) -> Result<Option<BearerIdentity>, ApiError> {
         match peer {
-            ConnectionPeer::Unix { uid, .. } => {
+            ConnectionPeer::Unix { uid, .. } | ConnectionPeer::Session { uid, .. } => {
                 if *uid != self.owner_uid {
                     return Err(ApiError::new(
                         ErrorCode::PeerNotAllowed,
@@ -565,7 +567,7 @@ mod tests {
             let admitted = guard.admit(peer, &head).map(|bearer| bearer.map(session));
             admitted.map_err(|error| error.code.as_str())
         };
-        for peer in [socket, tcp("127.0.0.1:80", false)] {
+        for peer in [socket.clone(), tcp("127.0.0.1:80", false)] {
             for path in ["/mcp", "/v1/tools/wait"] {
                 assert_eq!(admission(&peer, &token, path), Ok(Some(session.clone())), "{path}");
             }

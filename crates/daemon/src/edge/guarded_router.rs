@@ -65,7 +65,7 @@ impl GuardedRouter {
                 if head.uri.path() != UNAUTHENTICATED_PATH {
                     activity.mark_proven();
                 }
-                head.extensions.insert(peer);
+                head.extensions.insert(peer.clone());
                 head.extensions.insert(permit);
                 match bearer {
                     Some(BearerIdentity::Worker(token)) => drop(head.extensions.insert(token)),

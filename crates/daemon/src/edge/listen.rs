@@ -221,7 +221,14 @@ fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
     // remove the wrong file. The lock is on the folder itself, so that it leaves no file behind.
     let _lock = lock_folder_of(&path).map_err(failed)?;
     remove_stale_socket(&path)?;
-    let socket = new_unix_socket().map_err(failed)?;
+    let socket = listen_privately(&path).map_err(failed)?;
+    let file = SocketFile::of(path.clone()).map_err(failed)?;
+    Ok(BoundUnixSocket { file, socket })
+}
+
+/// Binds a socket that only its owner can connect to, and listens on it. There must be nothing at the path.
+pub(super) fn listen_privately(path: &Path) -> io::Result<UnixListener> {
+    let socket = new_unix_socket()?;
     // On Linux the file gets the mode of the socket that is bound to it, so it is never looser than this, and the
     // umask, which belongs to the whole process, is left alone. Elsewhere this fails, and the folder's mode protects
     // the file.
@@ -229,16 +236,12 @@ fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
     if let Err(errno) = private {
         tracing::debug!(%errno, "could not set the mode of the socket before binding it");
     }
-    SocketAddrUnix::new(&path)
-        .and_then(|address| rustix::net::bind(&socket, &address))
-        .map_err(|errno| failed(errno.into()))?;
-    let file = SocketFile::of(path.clone()).map_err(failed)?;
-    if file.mode != 0o600 {
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    if fs::symlink_metadata(path)?.permissions().mode() & 0o7777 != 0o600 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     }
-    rustix::net::listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
-    let socket = UnixListener::from_std(socket.into()).map_err(failed)?;
-    Ok(BoundUnixSocket { file, socket })
+    rustix::net::listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
 }
 
 fn new_unix_socket() -> io::Result<OwnedFd> {
@@ -285,23 +288,14 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    mode: u32,
     device: u64,
     inode: u64,
-}
-
-impl BoundUnixSocket {
-    /// The absolute path of the socket file.
-    pub(super) fn path(&self) -> PathBuf {
-        std::path::absolute(&self.file.path).unwrap_or_else(|_| self.file.path.clone())
-    }
 }
 
 impl SocketFile {
     fn of(path: PathBuf) -> io::Result<Self> {
         let metadata = fs::symlink_metadata(&path)?;
-        let mode = metadata.permissions().mode() & 0o7777;
-        Ok(Self { path, mode, device: metadata.dev(), inode: metadata.ino() })
+        Ok(Self { path, device: metadata.dev(), inode: metadata.ino() })
     }
 }
 
@@ -356,7 +350,6 @@ mod tests {
         let listener = bind_unix(path.clone()).unwrap();
         let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
-        assert_eq!(listener.file.mode, 0o600, "it was private from the first moment");
         drop(listener);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -2,7 +2,7 @@
 //! client cannot use more than its share of resources, whatever it sends or fails to send.
 //!
 //! In reading order:
-//! - [`listen`]: binding addresses.
+//! - [`listen`]: binding addresses. `session_sockets`: sockets that come and go with sessions.
 //! - [`tls`]: the certificate for addresses that other machines can reach.
 //! - [`guard`]: which requests are admitted; deny by default.
 //! - [`mod@serve`]: accept loops, limits, shutdown.
@@ -13,7 +13,7 @@
 //! - [`error`]: errors and JSON on the wire.
 //! - `upgrade`: requests that ask for a WebSocket.
 //!
-//! The edge knows no session and no journal.
+//! The edge knows sessions by their ids alone, and no journal.
 
 mod body;
 mod connection_limit;
@@ -23,6 +23,7 @@ mod guarded_router;
 pub mod listen;
 mod rejection;
 pub mod serve;
+mod session_sockets;
 pub mod tls;
 mod upgrade;
 
@@ -36,6 +37,7 @@ pub use error::{HttpError, Json, OptionalJson, RawBody};
 pub(crate) use guard::BearerSession;
 pub use guard::ConnectionPeer;
 pub use serve::{EdgeLimits, serve};
+pub(crate) use session_sockets::SessionSockets;
 pub use tls::CertificateFingerprint;
 pub(crate) use upgrade::{UpgradedConnection, WebSocketRequest};
 
@@ -94,6 +96,7 @@ pub struct BoundEdge {
     listeners: Vec<BoundListener>,
     guard: RequestGuard,
     limits: EdgeLimits,
+    session_sockets: SessionSockets,
     fingerprint: Option<CertificateFingerprint>,
     join_address: Option<JoinAddress>,
 }
@@ -114,22 +117,14 @@ impl BoundEdge {
         self.join_address.clone()
     }
 
-    /// The address at which processes on this machine reach us without a certificate: a unix socket, or else a TCP
-    /// port.
-    pub(crate) fn local_address(&self) -> Option<String> {
-        let plain = |listener: &BoundListener| match listener {
-            BoundListener::Unix(listener) => Some((0, format!("unix:{}", listener.path().display()))),
-            BoundListener::Tcp(listener) if listener.tls.is_none() => {
-                Some((1, format!("http://{}", listener.local)))
-            }
-            BoundListener::Tcp(_) => None,
-        };
-        self.listeners.iter().filter_map(plain).min().map(|(_, host)| host)
-    }
-
     /// Admits requests with a session token to the tools.
     pub(crate) fn with_session_tokens(self, tokens: SessionTokens) -> Self {
         Self { guard: self.guard.with_session_tokens(tokens), ..self }
+    }
+
+    /// Serves the sockets of sessions too.
+    pub(crate) fn with_session_sockets(self, session_sockets: SessionSockets) -> Self {
+        Self { session_sockets, ..self }
     }
 
     /// Admits requests with the token of a client.
@@ -167,5 +162,12 @@ pub async fn open(home: &DaemonHome, options: EdgeOptions) -> Result<BoundEdge, 
         fingerprint: shown_fingerprint.map(|fingerprint| fingerprint.to_string()),
     });
     let guard = RequestGuard::new(&token, &listeners, allowed);
-    Ok(BoundEdge { listeners, guard, limits, fingerprint, join_address })
+    Ok(BoundEdge {
+        listeners,
+        guard,
+        limits,
+        session_sockets: SessionSockets::default(),
+        fingerprint,
+        join_address,
+    })
 }

@@ -25,6 +25,7 @@ use super::guard::ConnectionPeer;
 use super::guarded_router::GuardedRouter;
 use super::listen::{BoundListener, TlsAcceptorDebug};
 use super::rejection::{OverloadedResponse, SpareDescriptor};
+use super::session_sockets::SessionListener;
 use crate::descriptors::{DescriptorShares, streams_of};
 
 /// The memory of one connection per direction. Beyond it, the response to a slow reader waits in its handler.
@@ -83,7 +84,7 @@ impl EdgeLimits {
 /// Serves until `shutdown` turns true or its sender is dropped. Then nothing more is accepted, idle connections are
 /// closed, and open requests are finished. The caller limits how long that may take by dropping this future.
 pub async fn serve(bound: BoundEdge, router: Router, shutdown: watch::Receiver<bool>) {
-    let BoundEdge { listeners, guard, limits, .. } = bound;
+    let BoundEdge { listeners, guard, limits, session_sockets, .. } = bound;
     let server = EdgeServer {
         router: Arc::new(GuardedRouter::new(guard, router, limits)),
         limit: ConnectionLimit::new(&limits),
@@ -92,7 +93,18 @@ pub async fn serve(bound: BoundEdge, router: Router, shutdown: watch::Receiver<b
     };
     let mut loops = JoinSet::new();
     for listener in listeners {
-        loops.spawn(run_accept_loop(listener, server.clone()));
+        loops.spawn(run_accept_loop(ServedListener::Daemon(listener), server.clone()));
+    }
+    let mut stopping = server.shutdown.clone();
+    loop {
+        tokio::select! {
+            biased;
+            () = wait_for_shutdown(&mut stopping) => break,
+            Some(ended) = loops.join_next() => log_panic(ended),
+            listener = session_sockets.next_unserved() => {
+                drop(loops.spawn(run_accept_loop(ServedListener::Session(listener), server.clone())));
+            }
+        }
     }
     while let Some(ended) = loops.join_next().await {
         log_panic(ended);
@@ -109,7 +121,7 @@ struct EdgeServer {
 }
 
 /// The accept loop of one listener. It owns the connections that it accepted.
-async fn run_accept_loop(listener: BoundListener, mut server: EdgeServer) {
+async fn run_accept_loop(listener: ServedListener, mut server: EdgeServer) {
     let mut connections = JoinSet::new();
     let mut backoff = AcceptBackoff::default();
     let mut spare = SpareDescriptor::new();
@@ -117,6 +129,7 @@ async fn run_accept_loop(listener: BoundListener, mut server: EdgeServer) {
         let accepted = tokio::select! {
             biased;
             () = wait_for_shutdown(&mut server.shutdown) => break,
+            () = listener.wait_until_closed() => break,
             Some(ended) = connections.join_next() => {
                 log_panic(ended);
                 continue;
@@ -209,10 +222,37 @@ impl AcceptedStream {
     }
 }
 
+/// A socket whose connections are accepted.
+enum ServedListener {
+    /// An address of the daemon.
+    Daemon(BoundListener),
+    /// The socket of one session.
+    Session(SessionListener),
+}
+
+impl ServedListener {
+    /// Waits until the socket is to be closed before the daemon stops.
+    async fn wait_until_closed(&self) {
+        match self {
+            Self::Daemon(_) => std::future::pending().await,
+            Self::Session(listener) => listener.closed.cancelled().await,
+        }
+    }
+}
+
 /// The next connection; `None` if the client was gone before its credentials could be read.
-async fn accept_next(listener: &BoundListener) -> io::Result<Option<AcceptedStream>> {
+async fn accept_next(listener: &ServedListener) -> io::Result<Option<AcceptedStream>> {
     match listener {
-        BoundListener::Unix(listener) => {
+        ServedListener::Session(listener) => {
+            let (stream, _) = listener.socket.accept().await?;
+            let credentials = stream.peer_cred().ok();
+            Ok(credentials.map(|credentials| {
+                let peer =
+                    ConnectionPeer::Session { session: listener.session.clone(), uid: credentials.uid() };
+                AcceptedStream::Unix(stream, peer)
+            }))
+        }
+        ServedListener::Daemon(BoundListener::Unix(listener)) => {
             let (stream, _) = listener.socket.accept().await?;
             let credentials = stream.peer_cred().ok();
             Ok(credentials.map(|credentials| {
@@ -222,7 +262,7 @@ async fn accept_next(listener: &BoundListener) -> io::Result<Option<AcceptedStre
                 AcceptedStream::Unix(stream, ConnectionPeer::Unix { process, uid: credentials.uid() })
             }))
         }
-        BoundListener::Tcp(listener) => {
+        ServedListener::Daemon(BoundListener::Tcp(listener)) => {
             let (stream, addr) = listener.socket.accept().await?;
             // Without this, each small event would wait for the acknowledgement of the one before: 44 ms.
             let ready = stream.set_nodelay(true).and_then(|()| stream.local_addr());
@@ -307,9 +347,9 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
 ) {
     let limits = router.limits;
     let service = {
-        let activity = activity.clone();
+        let (peer, activity) = (peer.clone(), activity.clone());
         service_fn(move |request: hyper::Request<Incoming>| {
-            router.clone().handle_request(peer, activity.clone(), permit.clone(), request)
+            router.clone().handle_request(peer.clone(), activity.clone(), permit.clone(), request)
         })
     };
     let connection = http1::Builder::new()

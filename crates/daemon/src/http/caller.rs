@@ -48,6 +48,10 @@ impl Caller {
                     _ => "unix".to_owned(),
                 },
             },
+            // On the socket of a session, everybody acts for it.
+            (None, Some(ConnectionPeer::Session { session, .. })) => {
+                EventActor::Agent { session_id: session.clone() }
+            }
             (None, Some(ConnectionPeer::Unix { process, uid })) => {
                 // Only what changes something is written down.
                 let is_change = !matches!(*request.method(), Method::GET | Method::HEAD);

@@ -180,10 +180,14 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<Option<Session
                 Some((pid, start)) => (pid, daemon.workers.caller_ancestry(pid, start)),
                 None => (0, CallerAncestry::Unknown),
             };
-            let bearer = request.extensions().get::<BearerSession>().map(|BearerSession(session)| session);
-            admit_process(pid, ancestry, bearer, access, request)
+            admit_process(&format!("process {pid}"), ancestry, access, request)
         }
-        _ => Ok(None),
+        // Whoever it is: the session's socket is all that its agent is shown.
+        Some(ConnectionPeer::Session { session, .. }) => {
+            let ancestry = CallerAncestry::Agent(session.clone());
+            admit_process("a caller on this socket", ancestry, access, request)
+        }
+        Some(ConnectionPeer::Tcp { .. }) | None => Ok(None),
     }
 }
 
@@ -222,12 +226,12 @@ pub(super) fn workspace_not_allowed(token: &str, own: &WorkspaceId) -> ApiError 
 
 /// Admits a process on the socket: anybody but an agent, and an agent where its session may go.
 fn admit_process(
-    pid: u32,
+    caller: &str,
     ancestry: CallerAncestry,
-    bearer: Option<&SessionId>,
     access: Option<&RouteAccess>,
     request: &Request,
 ) -> Result<Option<SessionId>, ApiError> {
+    let bearer = request.extensions().get::<BearerSession>().map(|BearerSession(session)| session);
     let agent_access = access.map_or(AgentAccess::Never, |access| access.agent);
     let query = request.uri().query();
     let is_allowed = |session: &SessionId| match agent_access {
@@ -252,13 +256,13 @@ fn admit_process(
         }
         CallerAncestry::Agent(session) => {
             let message = format!(
-                "process {pid} belongs to the agent of {session}, which may only read its session and claim its mail"
+                "{caller} belongs to the agent of {session}, which may only read its session and claim its mail"
             );
             Err(ApiError::new(ErrorCode::AgentNotAllowed, message)
                 .with_detail("session_id", session.as_str()))
         }
         CallerAncestry::Unknown => {
-            let message = format!("process {pid} belongs to an agent that is not known here, or has exited");
+            let message = format!("{caller} belongs to an agent that is not known here, or has exited");
             Err(ApiError::new(ErrorCode::AgentNotAllowed, message))
         }
     }
@@ -316,7 +320,7 @@ mod tests {
         };
         let request = Request::builder().method(method).uri(&given).body(Body::empty()).unwrap();
         let ancestry = CallerAncestry::Agent(own.clone());
-        admit_process(1, ancestry, None, ROUTES.iter().find(matches), &request).is_ok()
+        admit_process("process 1", ancestry, ROUTES.iter().find(matches), &request).is_ok()
     }
 
     #[test]

@@ -27,12 +27,14 @@ use qd_protocol::event::RunError;
 use qd_protocol::limits::LEASE_S;
 use qd_protocol::link::UpdateNumber;
 use qd_protocol::manifest::DriverKind;
-use qd_protocol::worker::{AgentSpec, McpAccess, SESSION_TOKEN_VAR, Secret};
+use qd_protocol::sandbox_spec::SESSION_SOCKET_NAME;
+use qd_protocol::worker::{AgentSpec, McpAccess, SESSION_TOKEN_VAR, Secret, TOKEN_FILE_PREFIX};
 use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkerId};
 use qd_sandbox::{PidNamespaceId, SANDBOX_COMMAND, pid_namespaces_below_ours};
 use sha2::Sha256;
 
 use crate::agents::{IdleSetting, LocalAgents};
+use crate::edge::SessionSockets;
 pub(crate) use agent_slots::{AgentSlotLimits, AgentSlots, SlotChanges, SlotStanding};
 use joined_workers::RemoteAgentName;
 pub(crate) use joined_workers::{JoinedWorkers, OFFERS_MAX, is_label};
@@ -66,9 +68,8 @@ pub(crate) struct Workers {
     tokens: Arc<WorkerTokenStore>,
     /// The address that other machines join at, set once the daemon listens.
     join_address: OnceLock<JoinAddress>,
-    /// The address at which agents of this machine reach the daemon, set once it listens.
-    daemon_address: OnceLock<String>,
     session_tokens: SessionTokens,
+    session_sockets: SessionSockets,
     sandboxes: Sandboxes,
     keys: WorkerKeys,
     reach_timeout: Duration,
@@ -130,8 +131,8 @@ impl Workers {
             joined,
             tokens,
             join_address: OnceLock::new(),
-            daemon_address: OnceLock::new(),
             session_tokens: SessionTokens::of(home),
+            session_sockets: SessionSockets::default(),
             sandboxes: Sandboxes::new(home, sandbox),
             keys,
             reach_timeout: timeouts.reach,
@@ -267,17 +268,21 @@ impl Workers {
         self.remember(&attachment);
         match self.remote_agent(&attachment.agent) {
             Some(remote) => self.joined.attach(&attachment, remote, self.link_options(&attachment)),
-            None => self.hosts.attach(&attachment, self.link_options(&attachment)),
+            None => {
+                self.reopen_session_socket(&attachment.session);
+                self.hosts.attach(&attachment, self.link_options(&attachment))
+            }
         }
     }
 
-    /// Completes the spec that an agent is started with: mark, prices, silence, limits, manifest, and the tools of `qd mcp` if `tools`
-    /// is set and the agent can take them.
+    /// Completes the spec that an agent is started with: mark, prices, silence, limits, manifest, the session's socket, and
+    /// the tools of `qd mcp` if `tools` is set and the agent can take them.
     pub(crate) fn complete_spec(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
         spec.prices = self.agents.prices().clone();
         spec.silence = self.agents.silence();
         spec.limits = Some(Box::new(self.agents.limits()));
+        let is_local = self.is_local(&spec.agent);
         match self.remote_agent(&spec.agent) {
             // The other machine decides how its agent is started.
             Some(RemoteAgentName { agent, .. }) => spec.agent = agent,
@@ -285,8 +290,8 @@ impl Workers {
             None if spec.manifest.is_some() => {}
             None => spec.manifest = self.agents.launch_manifest(&spec.agent, &spec.cwd, None).map(Box::new),
         }
-        if tools && spec.manifest.as_ref().is_some_and(|manifest| manifest.capabilities.mcp) {
-            self.add_mcp_tools(&mut spec);
+        if is_local {
+            self.prepare_tools(&mut spec, tools);
         }
         Box::new(spec)
     }
@@ -296,19 +301,59 @@ impl Workers {
         self.keys.mark(worker)
     }
 
-    /// Failing to make the token is not fatal: the agent starts without our tools.
-    fn add_mcp_tools(&self, spec: &mut AgentSpec) {
-        let Some(host) = self.daemon_address.get() else { return };
-        match self.session_tokens.token(&spec.session) {
-            Ok(token) => {
+    /// Gives the agent of this machine a socket of its session's own, and the tools if it gets them. A failure is not
+    /// fatal: the agent starts without them.
+    fn prepare_tools(&self, spec: &mut AgentSpec, tools: bool) {
+        let Some(manifest) = spec.manifest.as_ref() else { return };
+        // Nothing of these agents runs in processes of their own.
+        if matches!(manifest.driver(), DriverKind::Echo | DriverKind::A2a | DriverKind::Worker) {
+            return;
+        }
+        let tools = tools && manifest.capabilities.mcp;
+        let prepared = self.open_session_socket(&spec.session).and_then(|host| match tools {
+            true => self.mcp_access(&spec.session, host).map(Some),
+            false => Ok(None),
+        });
+        match prepared {
+            Ok(None) => {}
+            Ok(Some(access)) => {
+                // The path alone: whoever sees an environment must not be able to speak for its session.
+                let token = format!("{TOKEN_FILE_PREFIX}{}", access.token_file.display());
                 spec.env.insert(SESSION_TOKEN_VAR.to_owned(), token);
-                let token_file = self.session_tokens.token_file(&spec.session);
-                spec.mcp = Some(Box::new(McpAccess { host: host.clone(), token_file }));
+                spec.mcp = Some(Box::new(access));
             }
             Err(error) => {
                 tracing::warn!(session = %spec.session, %error, "an agent starts without the tools of `qd mcp`");
             }
         }
+    }
+
+    fn mcp_access(&self, session: &SessionId, host: String) -> Result<McpAccess, HomeError> {
+        let token = Secret(self.session_tokens.token(session)?);
+        Ok(McpAccess { host, token_file: self.session_tokens.token_file(session), token })
+    }
+
+    /// Opens the socket of a session, and returns its address.
+    fn open_session_socket(&self, session: &SessionId) -> Result<String, HomeError> {
+        let directory = self.session_tokens.prepare_directory(session)?;
+        let opened = self.session_sockets.open(session, &directory);
+        let path = directory.join(SESSION_SOCKET_NAME);
+        let address = format!("unix:{}", path.display());
+        opened.map(|()| address).map_err(|source| HomeError::Io { action: "listen on", path, source })
+    }
+
+    /// Opens the socket of a session whose agent was started by an earlier daemon, if it was given one.
+    fn reopen_session_socket(&self, session: &SessionId) {
+        if self.session_tokens.has_directory(session)
+            && let Err(error) = self.open_session_socket(session)
+        {
+            tracing::warn!(%session, %error, "the agent of a session cannot reach its tools any more");
+        }
+    }
+
+    /// The sockets of sessions, for the edge to serve.
+    pub(crate) fn session_sockets(&self) -> &SessionSockets {
+        &self.session_sockets
     }
 
     /// Makes the token of a session's lost agent worthless: nobody knows whether all of its processes are gone. The
@@ -324,12 +369,6 @@ impl Workers {
         &self.session_tokens
     }
 
-    /// Sets the address at which agents of this machine reach the daemon, once.
-    pub(crate) fn set_daemon_address(&self, host: String) {
-        // There is only one call, so nothing is overwritten.
-        let _second = self.daemon_address.set(host);
-    }
-
     /// Records the pid of a session's worker, once it has connected.
     pub(crate) fn set_pid(&self, session: &SessionId, pid: u32) {
         if let Some(live) = self.lock().get_mut(session) {
@@ -340,6 +379,7 @@ impl Workers {
     /// Forgets the worker of a session, which is gone, and removes its files.
     pub(crate) fn forget(&self, session: &SessionId) {
         let gone = self.lock().remove(session);
+        self.session_sockets.close(session);
         if let Some(live) = gone {
             self.hosts.remove_files(&live.worker);
             self.joined.forget(&live.worker);
@@ -465,14 +505,16 @@ impl Workers {
         if let Some(session) = self.session_of_sandbox(pid) {
             return CallerAncestry::Agent(session);
         }
+        let ancestors: Vec<Option<u32>> = procfs::ancestry(pid).collect();
+        // Descent counts before marks: a process can put any mark into its environment that it has read somewhere.
+        let descends_from =
+            |live: &LiveWorker| !live.is_remote && live.pid != Some(pid) && ancestors.contains(&live.pid);
+        if let Some(session) = self.session_of(|live| live.pid.is_some() && descends_from(live)) {
+            return CallerAncestry::Agent(session);
+        }
         let mut ancestry = CallerAncestry::Unrelated;
-        for ancestor in procfs::ancestry(pid) {
+        for ancestor in ancestors {
             let Some(ancestor) = ancestor else { return CallerAncestry::Unknown };
-            let found =
-                self.session_of(|live| live.pid == Some(ancestor) && !live.is_remote && ancestor != pid);
-            if let Some(session) = found {
-                return CallerAncestry::Agent(session);
-            }
             if let Some(mark) = procfs::mark_of(ancestor) {
                 if let Some(worker) = self.keys.worker_of_mark(&mark) {
                     return self

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use qd_core::sandbox::{
-    AGENT_ELSEWHERE, SandboxRequests, SandboxUnavailable, UnavailableSandbox, plan_sandbox, stricter_setting,
+    AGENT_ELSEWHERE, AGENT_IN_WORKER, SandboxRequests, SandboxUnavailable, UnavailableSandbox, plan_sandbox,
+    stricter_setting,
 };
 use qd_home::DaemonHome;
 use qd_protocol::SessionId;
@@ -118,6 +119,10 @@ impl Workers {
         if rules.is_elsewhere {
             return plan_elsewhere(asked, network).map(Some);
         }
+        if rules.is_in_worker && (asked, network) == (SandboxSetting::Auto, NetworkSetting::On) {
+            let why = Some(AGENT_IN_WORKER.to_owned());
+            return Ok(Some(SandboxReport { asked, level: SandboxLevel::Off, network, why }));
+        }
         match self.remote_agent(agent) {
             None => plan_sandbox(asked, network, self.sandboxes.support()).map(Some),
             Some(remote) => {
@@ -149,7 +154,8 @@ impl Workers {
             workspace: project.to_owned(),
             worktree: settings.worktree.as_ref().map(|worktree| PathBuf::from(&worktree.path)),
             mail_folder: Some(home.mail().join(session.as_str())),
-            tool_directory: None,
+            tool_directory: Some(home.tool_directory(session)),
+            daemon_socket: Some(home.socket()),
             state_paths: rules.state_paths,
             readable_paths: rules.readable_paths,
             credential_paths: self.sandboxes.defaults.credential_paths.clone(),

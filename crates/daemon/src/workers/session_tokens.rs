@@ -1,5 +1,5 @@
 //! Session tokens: with one, an agent proves that it acts for its session. A token contains its session's id, so no
-//! list is needed to find it, and it ends with the session. The secret is stored beside the session's variables only.
+//! list is needed to find it, and it ends with the session. The secret is stored in the session's tool directory only.
 
 use std::path::PathBuf;
 
@@ -34,6 +34,16 @@ impl SessionTokens {
         self.home.session_token_file(session)
     }
 
+    /// The folder of the token and the socket of a session, created on the first call.
+    pub(crate) fn prepare_directory(&self, session: &SessionId) -> Result<PathBuf, HomeError> {
+        self.home.prepare_tool_directory(session)
+    }
+
+    /// Whether the session has its folder.
+    pub(crate) fn has_directory(&self, session: &SessionId) -> bool {
+        self.home.tool_directory(session).is_dir()
+    }
+
     /// Whether a text has the form of a session token.
     pub(crate) fn is_session_token(text: &str) -> bool {
         session_named_in(text).is_some()
@@ -63,6 +73,9 @@ mod tests {
         let (_folder, home) = temporary_home();
         let all = SessionTokens::of(&home);
         let (session, other) = (SessionId::from_random(&[1; 4]), SessionId::from_random(&[2; 4]));
+        for session in [&session, &other] {
+            all.prepare_directory(session).unwrap();
+        }
         let token = all.token(&session).unwrap();
         assert_eq!(all.token(&session).unwrap(), token, "there is a single token");
         assert_eq!(all.session_of_token(&token), Some(session.clone()));

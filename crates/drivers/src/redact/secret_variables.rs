@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use qd_catalog::matches_variable;
-use qd_protocol::worker::AgentSpec;
+use qd_protocol::worker::{AgentSpec, SESSION_TOKEN_VAR, TOKEN_FILE_PREFIX};
 
 /// The ends of words that say that a variable is a secret: `OPENAI_API_KEY`, `GITHUB_TOKEN`, `MYAPIKEY`. Not `TOKENS`,
 /// because that is a number of them.
@@ -15,17 +15,20 @@ const SECRET_WORDS: &[&str] = &["PASS", "PWD", "PAT"];
 /// Variables that have such a word in their name and are no secrets.
 const ORDINARY_VARIABLES: &[&str] = &["PWD", "OLDPWD"];
 
-/// The secrets among the variables of an agent's specification: those whose name says so, those that the agent's
-/// manifest lists, and the password in any address.
+/// The secrets of an agent's specification: the token of its session, and of its variables those whose name says so,
+/// those that the agent's manifest lists, and the password in any address.
 pub(super) fn secrets_of(spec: &AgentSpec) -> BTreeMap<String, String> {
     let listed = spec.manifest.as_ref().map_or(&[][..], |manifest| &manifest.startup.secret_env);
     let is_secret =
         |name: &str| is_secret_name(name) || listed.iter().any(|pattern| matches_variable(pattern, name));
-    let secrets = spec.env.iter().filter_map(|(name, value)| {
+    let token = spec.mcp.as_ref().map(|mcp| (SESSION_TOKEN_VAR.to_owned(), mcp.token.0.clone()));
+    let is_path = |name: &str, value: &str| name == SESSION_TOKEN_VAR && value.starts_with(TOKEN_FILE_PREFIX);
+    let variables = spec.env.iter().filter(|(name, value)| !is_path(name, value));
+    let secrets = variables.filter_map(|(name, value)| {
         let secret = if is_secret(name) { Some(value.as_str()) } else { password_in_address(value) };
         Some((name.clone(), secret?.to_owned()))
     });
-    secrets.collect()
+    token.into_iter().chain(secrets).collect()
 }
 
 fn is_secret_name(name: &str) -> bool {
@@ -49,6 +52,7 @@ fn password_in_address(value: &str) -> Option<&str> {
 mod tests {
     use qd_protocol::ids::{SessionId, WorkerId};
     use qd_protocol::manifest::Manifest;
+    use qd_protocol::worker::{McpAccess, Secret};
 
     use super::*;
 
@@ -101,6 +105,15 @@ mod tests {
         ]));
         let expected = [("HTTPS_PROXY", "hunter2"), ("MODEL_KEY", "sk-123456")];
         assert_eq!(secrets, spec(&expected).env);
+    }
+
+    #[test]
+    fn the_token_of_the_session_is_a_secret_and_the_path_of_its_file_is_not() {
+        let mut spec = spec(&[(SESSION_TOKEN_VAR, "file:/q/tools/s/token")]);
+        assert!(secrets_of(&spec).is_empty());
+        let token = Secret("ses_1.0123456789".to_owned());
+        spec.mcp = Some(Box::new(McpAccess { host: "unix:/s".to_owned(), token_file: "/t".into(), token }));
+        assert_eq!(secrets_of(&spec)[SESSION_TOKEN_VAR], "ses_1.0123456789");
     }
 
     #[test]

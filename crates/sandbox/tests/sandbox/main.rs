@@ -40,6 +40,44 @@ fn a_directory_above_the_working_directory_shows_no_siblings() {
 }
 
 #[test]
+fn the_daemons_socket_leads_to_the_sessions_own() {
+    on_each_user(SandboxLevel::Deck, |fixture| {
+        let (socket, own) = (fixture.home().join("qd.sock"), fixture.home().join("tools/mine/qd.sock"));
+        fixture.own(|| {
+            fs::write(&socket, "everybody's").unwrap();
+            fs::write(&own, "own\n").unwrap();
+        });
+        let plan = SandboxPlan { links: vec![(socket, own)], ..fixture.plan() };
+        let script = "cat \"$H/qd.sock\"; rm -f \"$H/qd.sock\" 2>/dev/null || echo fixed";
+        assert_eq!(fixture.run(&plan, script), "own\nfixed\n");
+    });
+}
+
+#[test]
+fn an_agent_whose_directory_is_the_home_itself_sees_it_empty() {
+    on_each_user(SandboxLevel::Deck, |fixture| {
+        let mut plan = fixture.plan();
+        plan.writable.push(fixture.home());
+        let output = fixture.run_in(&plan, &fixture.home(), "cat token 2>/dev/null || echo hidden; ls");
+        assert_eq!(output, "hidden\nmail\ntools\nworktrees\n");
+    });
+}
+
+#[test]
+fn what_the_agent_needs_is_kept_also_below_a_directory_that_is_hidden_for_its_sockets() {
+    on_each_user(SandboxLevel::Deck, |fixture| {
+        let mut plan = fixture.plan();
+        plan.private_directories.push(fixture.root().to_owned());
+        plan.writable.push(fixture.root().join("project"));
+        plan.readable.push(fixture.root().join("keys"));
+        let project = fixture.root().join("project");
+        let script = "echo x > made; ls ..; cat ../keys/id; (echo x > ../keys/y) 2>/dev/null || echo fixed";
+        assert_eq!(fixture.run_in(&plan, &project, script), "home\nkeys\nproject\nkey\nfixed\n");
+        assert_eq!(fs::read_to_string(project.join("made")).unwrap(), "x\n");
+    });
+}
+
+#[test]
 fn what_is_hidden_cannot_be_uncovered() {
     on_each_user(SandboxLevel::Deck, |fixture| {
         let script = "for try in 'umount -l \"$H\"' 'umount -l /proc' 'mount -o remount,rw \"$H\"' \
