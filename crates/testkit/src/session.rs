@@ -162,7 +162,12 @@ impl TestSession {
     }
 
     pub async fn patch(&self, change: Value) -> Value {
-        self.client.patch(&self.path(""), &change).await.expect(200)
+        self.try_patch(change).await.expect(200)
+    }
+
+    /// Changes the session, which may be refused.
+    pub async fn try_patch(&self, change: Value) -> TestResponse {
+        self.client.patch(&self.path(""), &change).await
     }
 
     pub async fn close(&self) {
