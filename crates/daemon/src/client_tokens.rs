@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use qd_home::{DaemonHome, HomeError};
 use qd_protocol::api::{ClientToken, NewClientToken, TokenRole};
-use qd_protocol::{Millis, TokenId, WorkspaceId};
+use qd_protocol::{ApiError, ErrorCode, Millis, TokenId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -73,6 +73,15 @@ impl ClientBearer {
 
     pub(crate) fn is_expired(&self) -> bool {
         self.expires_at.is_some_and(|end| end <= Millis::now())
+    }
+
+    /// The refusal of a request whose token has ended.
+    pub(crate) fn ended_error(&self) -> ApiError {
+        if self.is_expired() {
+            let message = format!("the token {} has expired; `qd tokens create` makes another", self.name);
+            return ApiError::new(ErrorCode::TokenExpired, message);
+        }
+        ApiError::new(ErrorCode::Unauthorized, format!("the token {} was revoked", self.name))
     }
 
     /// Waits until the token is revoked or expires.

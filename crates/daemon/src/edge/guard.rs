@@ -251,10 +251,7 @@ impl RequestGuard {
     /// Checks the token of a client. What its role allows is decided by the routes.
     fn check_client_token(&self, sha256: &[u8; 32]) -> Result<BearerIdentity, ApiError> {
         match self.client_tokens.as_ref().and_then(|tokens| tokens.bearer_of_hash(sha256)) {
-            Some(bearer) if bearer.is_expired() => Err(ApiError::new(
-                ErrorCode::TokenExpired,
-                format!("the token {} has expired; `qd tokens create` makes another", bearer.name),
-            )),
+            Some(bearer) if bearer.is_expired() => Err(bearer.ended_error()),
             Some(bearer) => Ok(BearerIdentity::Client(bearer)),
             None => Err(ApiError::new(
                 ErrorCode::Unauthorized,

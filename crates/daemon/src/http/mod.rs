@@ -135,10 +135,7 @@ fn note_used(daemon: &Daemon, client: &ClientBearer) {
 async fn read_until_revoked(client: ClientBearer, request: Request, next: Next) -> Response {
     let response = tokio::select! {
         response = next.run(request) => response,
-        () = client.clone().wait_for_end() => {
-            let message = format!("the token {} was revoked or has expired", client.name);
-            return HttpError(ApiError::new(ErrorCode::Unauthorized, message)).into_response();
-        }
+        () = client.clone().wait_for_end() => return HttpError(client.ended_error()).into_response(),
     };
     let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream");
     match is_stream {
