@@ -1,19 +1,25 @@
 //! Whether a process belongs to an agent, of whatever home. A process can take rights away from itself by what it looks
 //! like, but never gain any.
 
+use qd_sandbox::SANDBOX_COMMAND;
+
 use crate::procfs;
 
 /// The parts of our program that stand between a daemon and an agent.
-const AGENT_HOSTS: [&str; 2] = ["__keeper", "__worker"];
+const AGENT_HOSTS: [&str; 3] = ["__keeper", "__worker", SANDBOX_COMMAND];
+/// The first process of the PID namespace that we are in.
+const FIRST_PROCESS: u32 = 1;
 
-/// Whether a process descends from an agent: it or one of its ancestors carries a mark, or is a worker or keeper. True
-/// as well if its ancestors cannot be told.
+/// Whether a process descends from an agent: it or one of its ancestors carries a mark, or is a worker, a keeper or the
+/// first process of a sandbox. True as well if its ancestors cannot be told, and for all processes in our own sandbox:
+/// the ancestors of some are outside.
 pub fn descends_from_agent(pid: u32) -> bool {
-    procfs::ancestry(pid)
-        .any(|ancestor| ancestor.is_none_or(|pid| procfs::mark_of(pid).is_some() || hosts_agents(pid)))
+    procfs::is_started_as(FIRST_PROCESS, SANDBOX_COMMAND)
+        || procfs::ancestry(pid)
+            .any(|ancestor| ancestor.is_none_or(|pid| procfs::mark_of(pid).is_some() || hosts_agents(pid)))
 }
 
-/// Whether a process is a worker or a keeper, or claims to be one.
+/// Whether a process is a worker, a keeper or the first process of a sandbox, or claims to be one.
 pub fn hosts_agents(pid: u32) -> bool {
     AGENT_HOSTS.iter().any(|part| procfs::is_started_as(pid, part))
 }
