@@ -56,6 +56,32 @@ async fn a_level_by_name_that_cannot_be_had_is_refused_and_auto_says_what_it_giv
 }
 
 #[tokio::test]
+async fn auto_confines_agents_at_deck_where_the_machine_can_and_echo_says_that_it_is_not_confined() {
+    let daemon = TestDaemon::start().await;
+    let workspace = daemon.workspace().await;
+    let can_confine =
+        workspace.try_session(json!({"agent": "script", "sandbox": "deck"})).await.status == 201;
+    let session = workspace.session("script").await;
+    session.run_script(&[say("x")]).await;
+    let started = started_sandbox(&session).await;
+    assert_eq!(started["asked"], "auto");
+    assert_eq!(started["level"], if can_confine { "deck" } else { "off" }, "{started}");
+    assert_eq!(started.get("why").is_some(), !can_confine, "{started}");
+    assert_eq!(session.show().await["sandbox"], started);
+    let secret = session.run_script(&[json!({ "read": daemon.home.path().join("token") })]).await;
+    assert_eq!(secret["finish_reason"] == "end_turn", !can_confine, "{secret}");
+    let listed = daemon.qd(&["ps", "-v"]).await.ok();
+    assert_eq!(listed.contains("deck"), can_confine, "{listed}");
+
+    let echo = workspace.session("echo").await;
+    let run = echo.prompt("x").await;
+    echo.wait(&run).await;
+    let started = started_sandbox(&echo).await;
+    assert_eq!(started["level"], "off");
+    assert!(started["why"].as_str().unwrap().contains("part of its worker"), "{started}");
+}
+
+#[tokio::test]
 async fn a_change_counts_from_the_agents_next_start() {
     let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
