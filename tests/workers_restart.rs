@@ -288,15 +288,15 @@ async fn a_wait_for_a_person_is_no_run_time_while_no_daemon_lives_either() {
 #[tokio::test]
 async fn limits_that_were_raised_in_mid_turn_count_while_no_daemon_lives() {
     let mut daemon = TestDaemon::start().await;
-    let limits = json!({ "agent": "script", "run_timeout_s": 2.0, "budget_usd": 1.0 });
+    let limits = json!({ "agent": "script", "run_timeout_s": 6.0, "budget_usd": 1.0 });
     let session = daemon.session_with(limits).await;
-    let run = session.prompt_script(&[say("begun "), sleep(3000), cost(2.0), say("done")]).await;
+    let run = session.prompt_script(&[say("begun "), sleep(6500), cost(2.0), say("done")]).await;
     session.wait_for_run_event(&run, "text.delta").await;
     session.patch(json!({ "run_timeout_s": 60.0, "budget_usd": 50.0 })).await;
     // The new limits go to the worker only after they are journalled.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     daemon.kill9().await;
-    tokio::time::sleep(Duration::from_millis(3500)).await;
+    tokio::time::sleep(Duration::from_millis(6500)).await;
     daemon.start_again().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
     journal_rules::check(&session.events().await);
