@@ -13,7 +13,6 @@ const REQUESTS_PER_ROUTE: &str = "3";
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
                       response_headers_conformance,response_schema_conformance";
 
-#[expect(clippy::print_stdout, reason = "the seed and the counts are shown even if the test passes")]
 #[tokio::test]
 async fn every_route_answers_generated_requests_as_its_description_says() {
     // Always the same requests, unless somebody wants others.

@@ -148,8 +148,9 @@ impl DaemonHome {
     }
 
     /// The token of a session, which begins with its id and a dot; created on the first call, or taken over from an
-    /// earlier release. The session must have its tool directory.
+    /// earlier release.
     pub fn session_token(&self, session: &SessionId) -> Result<SecretToken, HomeError> {
+        self.prepare_tool_directory(session)?;
         let path = self.session_token_file(session);
         let earlier = existing_token(&self.earlier_session_token_file(session));
         if let Some(token) = earlier.filter(|_| !path.exists()) {
@@ -283,7 +284,6 @@ mod tests {
         let earlier = format!("ses_1.{}", "0".repeat(64));
         fs::write(home.secrets().join("ses_1.token"), &earlier).unwrap();
         assert_eq!(home.existing_session_token(&session).unwrap().expose(), earlier);
-        home.prepare_tool_directory(&session).unwrap();
         assert_eq!(home.session_token(&session).unwrap().expose(), earlier, "its agent may still use it");
         home.remove_session_token(&session).unwrap();
         assert!(home.existing_session_token(&session).is_none());

@@ -73,9 +73,6 @@ mod tests {
         let (_folder, home) = temporary_home();
         let all = SessionTokens::of(&home);
         let (session, other) = (SessionId::from_random(&[1; 4]), SessionId::from_random(&[2; 4]));
-        for session in [&session, &other] {
-            all.prepare_directory(session).unwrap();
-        }
         let token = all.token(&session).unwrap();
         assert_eq!(all.token(&session).unwrap(), token, "there is a single token");
         assert_eq!(all.session_of_token(&token), Some(session.clone()));
