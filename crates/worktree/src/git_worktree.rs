@@ -157,6 +157,7 @@ impl WorktreeCreation<'_> {
     /// Writes the files of a worktree in which no one has worked yet.
     fn check_out(&self, tree: &GitWorktree) -> WorktreeResult<()> {
         let git_dir = &tree.record.git_dir;
+        links::remove_pointer_drafts(&tree.path)?;
         // Git has written the path of our private common directory, which only we use.
         links::write_pointer(&tree.path, git_dir)?;
         drop(fs::remove_file(git_dir.join("locked")));

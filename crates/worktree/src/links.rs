@@ -2,11 +2,13 @@
 //! git's directory for it. An agent can change them, so they are never followed without being compared with what we
 //! recorded. Nothing here runs git.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use qd_files::DRAFT_PREFIX;
 use rustix::fs::OFlags;
 
 use crate::error::{WorktreeError, WorktreeResult, io_error_at};
@@ -75,6 +77,16 @@ pub(crate) fn write_pointer(work_tree: &Path, git_dir: &Path) -> WorktreeResult<
     let pointer = work_tree.join(".git");
     let text = format!("{}\n", pointer_text(git_dir));
     qd_files::replace_file(&pointer, text.as_bytes()).map_err(io_error_at("write", &pointer))
+}
+
+/// Removes what a crash has left of writing `.git`. Only for a checkout in which nobody has worked yet.
+pub(crate) fn remove_pointer_drafts(work_tree: &Path) -> WorktreeResult<()> {
+    let entries = fs::read_dir(work_tree).map_err(io_error_at("list", work_tree))?;
+    let is_draft = |entry: &DirEntry| entry.file_name().as_bytes().starts_with(DRAFT_PREFIX.as_bytes());
+    for draft in entries.flatten().filter(is_draft).map(|entry| entry.path()) {
+        fs::remove_file(&draft).map_err(io_error_at("remove", &draft))?;
+    }
+    Ok(())
 }
 
 /// Checks that a worktree, git's directory for it and the repository still lead to each other, by these paths.
