@@ -235,7 +235,7 @@ fn numbers_in_ordinary_text_are_shown_at_once() {
     // `73`, `115` and `163` are the first byte of the secret in hexadecimal, decimal and octal.
     let secrets = matcher("sk-live-Zq9XvT7wKpLm");
     for text in
-        ["pid 25731 so far", "73 rows", "line 115: x", "0x73, then", "163. Then", "a 73 b", "at 73:12"]
+        ["pid 25731 so far", "73 of them", "line 115: x", "0x73, then", "163. Then", "a 73 b", "at 73:12"]
     {
         let shown = secrets.redact_start(text, None);
         assert_eq!((shown.text.as_str(), shown.undecided_from), (text, text.len()));
