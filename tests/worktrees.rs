@@ -235,6 +235,40 @@ async fn a_set_up_that_fails_fails_the_start_with_its_words() {
 }
 
 #[tokio::test]
+async fn set_up_and_tear_down_are_confined_like_the_agent() {
+    let daemon = TestDaemon::start().await;
+    let repo = repository(&daemon);
+    let (token, log) = (daemon.home.path().join("token"), daemon.home.sibling_path("log"));
+    let look = format!(
+        "cat {} > /dev/null 2>&1 && echo token read || echo token hidden; \
+         kill -0 {} 2> /dev/null && echo daemon seen || echo daemon unseen",
+        token.display(),
+        daemon.pid()
+    );
+    let teardown = format!("({look}) > {}", log.display());
+    let text = format!("[worktree]\nsetup = [{}]\nteardown = [{}]\n", json!(look), json!(teardown));
+    project_file(&daemon, &repo, &text, true).await;
+    let can_confine =
+        daemon.workspace().await.try_session(json!({ "agent": "script", "sandbox": "deck" })).await;
+    for level in ["auto", "off"] {
+        let asked = json!({ "agent": "script", "worktree": true, "sandbox": level });
+        let session = daemon.session_with(asked).await;
+        session.run_script(&[write("new.txt", "new")]).await;
+        let found = match level == "auto" && can_confine.status == 201 {
+            true => "token hidden\ndaemon unseen",
+            false => "token read\ndaemon seen",
+        };
+        let notices = notices(&session).await;
+        assert!(notices.iter().any(|notice| notice.ends_with(found)), "{level}: {notices:?}");
+        session.close().await;
+        session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
+        session.client.delete(&session.path("/worktree?force=true")).await.expect(200);
+        assert_eq!(std::fs::read_to_string(&log).unwrap().trim(), found, "{level}");
+        assert!(!path_of(&session).await.exists());
+    }
+}
+
+#[tokio::test]
 async fn a_project_that_is_not_trusted_starts_nothing_and_brings_nothing() {
     let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);

@@ -26,7 +26,7 @@ pub mod trust;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use qd_protocol::api;
 use qd_protocol::manifest::Manifest;
@@ -65,8 +65,8 @@ const MANIFEST_FILE_MAX: u64 = 256 << 10;
 /// The known agents and their manifests.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
-    /// In the order in which agents are listed.
-    entries: Vec<CatalogEntry>,
+    /// In the order in which agents are listed. Shared with other catalogs: one is made for each start of an agent.
+    entries: Vec<Arc<CatalogEntry>>,
     problems: Vec<CatalogProblem>,
     /// The directory that `manifest:PATH` is resolved against.
     project: Option<PathBuf>,
@@ -136,12 +136,12 @@ impl Catalog {
 
     /// This catalog, overlaid with the project's manifests if the user trusts the project's current content.
     #[must_use]
-    pub fn with_project(&self, project: &Path, trust: &trust::ProjectTrust) -> Self {
+    pub fn with_project(mut self, project: &Path, trust: &trust::ProjectTrust) -> Self {
         let folder = project.join(PROJECT_FOLDER);
-        let mut catalog = Self { project: Some(project.to_owned()), ..self.clone() };
+        self.project = Some(project.to_owned());
         match trust.status_of(project) {
             trust::ProjectTrustStatus::Trusted => {
-                catalog.overlay_folder(&folder.join(AGENTS_FOLDER), ManifestOrigin::Project)
+                self.overlay_folder(&folder.join(AGENTS_FOLDER), ManifestOrigin::Project)
             }
             trust::ProjectTrustStatus::Nothing => {}
             trust::ProjectTrustStatus::Unknown | trust::ProjectTrustStatus::Changed => {
@@ -149,15 +149,15 @@ impl Catalog {
                     "the project's own agents are not used until you run `qd trust {}` on their current content",
                     project.display()
                 );
-                catalog.problems.push(CatalogProblem { path: folder, message });
+                self.problems.push(CatalogProblem { path: folder, message });
             }
         }
-        catalog
+        self
     }
 
     /// The agents, in the order in which they are listed.
-    pub fn entries(&self) -> &[CatalogEntry] {
-        &self.entries
+    pub fn entries(&self) -> impl DoubleEndedIterator<Item = &CatalogEntry> {
+        self.entries.iter().map(Arc::as_ref)
     }
 
     /// The manifests that are not used, and why.
@@ -209,12 +209,15 @@ impl Catalog {
                 let table = manifest_reader::merge_tables(below.table.clone(), table);
                 let mut manifest = manifest_reader::parse_merged(&table, text)?;
                 // A project must not make an agent ask less: it cannot override an `ask_mode` or an option that makes
-                // the agent ask, offer other modes, let an agent read files past us, or claim that it asks before it uses
-                // our tools.
+                // the agent ask, offer other modes, let an agent read files past us, claim that it asks before it uses our
+                // tools, or write and reach more in its sandbox.
                 if matches!(origin, ManifestOrigin::Project(_)) {
                     manifest.modes.clone_from(&below.manifest.modes);
                     let options = below.manifest.policy.session_options.clone();
                     manifest.policy.session_options.extend(options);
+                    let sandbox = &below.manifest.sandbox;
+                    manifest.sandbox.hosts.retain(|host| sandbox.hosts.contains(host));
+                    manifest.sandbox.writable.retain(|path| sandbox.writable.contains(path));
                     let below = &below.manifest.turn;
                     if below.ask_mode.is_some() {
                         manifest.turn.ask_mode.clone_from(&below.ask_mode);
@@ -226,7 +229,7 @@ impl Catalog {
                 (table, manifest)
             }
         };
-        let entry = CatalogEntry { manifest, origin, table };
+        let entry = Arc::new(CatalogEntry { manifest, origin, table });
         match before {
             Some(index) => self.entries[index] = entry,
             None => self.entries.push(entry),
@@ -315,7 +318,7 @@ mod tests {
     #[test]
     fn every_manifest_of_the_program_is_complete_and_has_the_name_of_its_file() {
         let catalog = Catalog::built_in();
-        assert_eq!(catalog.entries().len(), BUILT_IN.len());
+        assert_eq!(catalog.entries().count(), BUILT_IN.len());
         let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../manifests")).unwrap();
         for file in files {
             let path = file.unwrap().path();
@@ -346,7 +349,7 @@ mod tests {
         assert_eq!(catalog.get("mine").unwrap().driver(), DriverKind::Acp);
         assert_eq!(catalog.get("mine").unwrap().command(), ["mine"]);
         assert_eq!(
-            catalog.entries().last().unwrap().origin,
+            catalog.entries().next_back().unwrap().origin,
             ManifestOrigin::User(home.path().join("mine.toml"))
         );
     }
@@ -374,7 +377,8 @@ mod tests {
         write(
             &agents,
             "qwen.toml",
-            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\nreads_files_itself = true\n",
+            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\nreads_files_itself = true\n\
+             [sandbox]\nwritable = ['~']\nhosts = ['elsewhere.example', 'chat.qwen.ai']\n",
         );
         write(&agents, "ours.toml", "[agent]\nname = 'ours'\nbinary = './ours'\n");
         let mut trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();
@@ -387,6 +391,7 @@ mod tests {
         assert!(trusted.get("ours").is_some());
         let qwen = trusted.get("qwen").unwrap();
         assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project cannot make an agent ask less");
+        assert_eq!((qwen.sandbox.writable.len(), qwen.sandbox.hosts.len()), (0, 1), "nor widen its sandbox");
         assert!(!qwen.turn.reads_files_itself, "nor let it read files past us");
 
         write(&agents, "more.toml", "[agent]\nname = 'more'\nbinary = 'more'\n");

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 use qd_protocol::manifest::{DriverKind, DriverOffer, Manifest};
+use qd_protocol::model_host::{InvalidModelHost, ModelHostSetting};
 use regex::Regex;
 use toml::{Table, Value};
 
@@ -45,6 +46,8 @@ pub enum ManifestError {
         "`files` under `[conversations]` needs `roots` and must be a path below them, without `.` and `..`"
     )]
     BadConversationFiles,
+    #[error("`hosts` under `[sandbox]`: {0}")]
+    BadHost(#[from] InvalidModelHost),
     #[error("`[modes]` needs `fallback`, the name of one of the modes in `offered`")]
     NoFallbackMode,
     /// A pattern is not a regular expression that runs in bounded time.
@@ -153,6 +156,9 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
         && (conversations.roots.is_empty() || conversations.files.split('/').any(is_step_out))
     {
         return Err(ManifestError::BadConversationFiles);
+    }
+    for host in &manifest.sandbox.hosts {
+        host.parse::<ModelHostSetting>()?;
     }
     let modes = &manifest.modes;
     if !modes.offered.is_empty()

@@ -12,7 +12,6 @@ fn every_agent_is_on_the_page_with_what_it_can_do() {
     let yes = |can: bool| if can { "yes" } else { "no" };
     let known: Vec<String> = Catalog::built_in()
         .entries()
-        .iter()
         .map(|entry| {
             let about = agent_listing(&entry.manifest, "", &ProgramVersions::default());
             let cost = match about.cost {

@@ -86,7 +86,7 @@ impl LocalAgents {
     /// Like [`Self::list`], with the version of each installed agent. Blocks as long as the slowest program takes.
     pub(crate) fn list_with_versions(&self, project: Option<&Path>) -> Vec<Agent> {
         let catalog = self.catalog(project);
-        let manifests: Vec<Manifest> = catalog.entries().iter().map(|entry| entry.manifest.clone()).collect();
+        let manifests: Vec<Manifest> = catalog.entries().map(|entry| entry.manifest.clone()).collect();
         self.versions.probe_all(&manifests);
         catalog.agents(&self.versions)
     }
@@ -99,7 +99,7 @@ impl LocalAgents {
     /// An agent by name, including agents that are described by their name alone.
     pub(crate) fn find(&self, name: &str, project: Option<&Path>) -> Option<Agent> {
         let catalog = self.catalog(project);
-        let listed = catalog.entries().iter().find(|entry| entry.manifest.agent.name == name);
+        let listed = catalog.entries().find(|entry| entry.manifest.agent.name == name);
         match listed {
             Some(entry) => {
                 Some(qd_catalog::agent_listing(&entry.manifest, &entry.origin.to_string(), &self.versions))
@@ -147,7 +147,7 @@ impl LocalAgents {
         let catalog = self.catalog(Some(project));
         let Some(manifest) = catalog.get(name) else { return AgentSandboxRules::default() };
         let SandboxRules { level, network, writable, hosts } = manifest.sandbox.clone();
-        let listed = catalog.entries().iter().find(|entry| entry.manifest.agent.name == name);
+        let listed = catalog.entries().find(|entry| entry.manifest.agent.name == name);
         let is_of_project = listed.is_some_and(|entry| matches!(entry.origin, ManifestOrigin::Project(_)));
         let file = match self.project_setup(project) {
             ProjectFileStatus::Trusted(settings) => settings,

@@ -210,6 +210,7 @@ async fn open_daemon(
             .value
             .clone()
             .unwrap_or_else(|| CREDENTIAL_PATHS.map(str::to_owned).to_vec()),
+        model_hosts: config.model_hosts.value.clone(),
     };
     let workers = Workers::new(&home, exe, agents, timeouts, sandbox)?;
     let client_tokens = Arc::new(ClientTokenStore::open(&home)?);

@@ -11,6 +11,7 @@ use qd_catalog::programs::SELF_PROGRAM;
 use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec};
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
+use qd_protocol::sandbox_spec::MODEL_PROXY_PORT;
 use qd_protocol::worker::AgentSpec;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe;
@@ -124,12 +125,10 @@ impl AgentProcess {
         in_turn: bool,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
         let name = program.argv.first().cloned().unwrap_or_default();
-        let launch = LaunchSpec {
-            argv: program.argv,
-            env: process_environment(program.env),
-            cwd: spec.cwd.clone(),
-            arg0: program.process_name,
-        };
+        let mut env = process_environment(program.env);
+        env.extend(proxy_variables(spec, &env));
+        let launch =
+            LaunchSpec { argv: program.argv, env, cwd: spec.cwd.clone(), arg0: program.process_name };
         let spawned = if in_turn { keeper.spawn_in_turn(launch).await } else { keeper.spawn(launch).await };
         let KeeperChild { stdin, stdout, stderr, exit, .. } = spawned.map_err(|cause| {
             RunError::new("agent_failed_to_start", format!("cannot start {name}: {cause}"))
@@ -199,6 +198,25 @@ pub(crate) fn process_environment(added: BTreeMap<String, String>) -> BTreeMap<S
     let inherited =
         INHERITED_VARS.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
     inherited.chain(added).collect()
+}
+
+/// What leads an agent without network to the proxy through which it reaches its model. It overrides the user's own proxy,
+/// which the agent cannot reach; ours uses it. `env` is what the agent is started with otherwise.
+fn proxy_variables(spec: &AgentSpec, env: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let Some(sandbox) = spec.sandbox.as_deref().filter(|sandbox| sandbox.has_model_proxy()) else {
+        return BTreeMap::new();
+    };
+    // The agent's own servers are inside. A model on this machine is not.
+    let models = sandbox.resolve_model_hosts(|name| env.get(name).cloned());
+    let is_inside = |name: &&str| models.iter().all(|model| model.name != *name);
+    let inside: Vec<&str> = ["localhost", "127.0.0.1", "::1"].into_iter().filter(is_inside).collect();
+    let proxy = format!("http://127.0.0.1:{MODEL_PROXY_PORT}");
+    let variables = [("HTTP_PROXY", proxy.clone()), ("HTTPS_PROXY", proxy), ("NO_PROXY", inside.join(","))];
+    // Programs disagree about the case.
+    let both = |(name, value): (&str, String)| {
+        [(name.to_owned(), value.clone()), (name.to_ascii_lowercase(), value)]
+    };
+    variables.into_iter().flat_map(both).collect()
 }
 
 /// The path of this very program, even if its file has been replaced by another version.
@@ -302,6 +320,10 @@ fn strip_escape_codes(line: &[u8]) -> String {
 mod tests {
     use std::io::Cursor;
 
+    use qd_protocol::sandbox::NetworkSetting;
+    use qd_protocol::sandbox_spec::SandboxSpec;
+    use qd_protocol::{SessionId, WorkerId};
+
     use super::*;
 
     #[tokio::test]
@@ -316,6 +338,27 @@ mod tests {
         assert_eq!(lines.len(), LINES_MAX);
         assert_eq!(lines[0], "line 31");
         assert_eq!(lines[LINES_MAX - 1], "x".repeat(LINE_BYTES_MAX - 5));
+    }
+
+    #[test]
+    fn an_agent_without_network_is_led_to_the_proxy_and_to_its_own_servers_directly() {
+        let mut spec =
+            AgentSpec::new(SessionId::from_random(&[1; 16]), WorkerId::from_random(&[1; 16]), "x", "/w");
+        let env = BTreeMap::from([("BASE_URL".to_owned(), "http://localhost:4000/v1".to_owned())]);
+        let sandbox = SandboxSpec {
+            network: NetworkSetting::Off,
+            model_hosts: vec!["api.example.com".to_owned(), "$BASE_URL".to_owned()],
+            ..SandboxSpec::default()
+        };
+        spec.sandbox = Some(Box::new(sandbox));
+        let variables = proxy_variables(&spec, &env);
+        for name in ["HTTP_PROXY", "https_proxy"] {
+            assert_eq!(variables[name], "http://127.0.0.1:3128");
+        }
+        assert_eq!(variables["NO_PROXY"], "127.0.0.1,::1", "the model is outside");
+        assert_eq!(proxy_variables(&spec, &BTreeMap::new())["no_proxy"], "localhost,127.0.0.1,::1");
+        spec.sandbox.as_mut().unwrap().network = NetworkSetting::On;
+        assert_eq!(proxy_variables(&spec, &env), BTreeMap::new());
     }
 
     #[test]

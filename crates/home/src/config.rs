@@ -13,6 +13,7 @@ use qd_protocol::limits::{
     REMOTE_LEASE_S, SILENCE_NOTICE_S,
 };
 use qd_protocol::manifest::TokenPrice;
+use qd_protocol::model_host::ModelHostSetting;
 use qd_protocol::policy::Policy;
 use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use serde::Serialize;
@@ -88,6 +89,8 @@ pub struct DaemonConfig {
     /// Keys and credentials that agents cannot read at `workspace`; `~` is the home directory. Unset: the list in
     /// [`CREDENTIAL_PATHS`](crate::CREDENTIAL_PATHS).
     pub credential_paths: ConfigSetting<Option<Vec<String>>>,
+    /// Hosts of models, which agents reach even if their network is off, beside those of their manifests.
+    pub model_hosts: ConfigSetting<Vec<String>>,
     /// How many seconds old streamed text must be before it is merged; 0 means never.
     pub merge_after_s: ConfigSetting<u64>,
     /// What is logged: a level, or a filter of levels by module.
@@ -169,7 +172,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "agent",
     "policy",
     "listen",
@@ -191,6 +194,7 @@ const KEYS: [&str; 23] = [
     "sandbox",
     "network",
     "credential_paths",
+    "model_hosts",
     "merge_after_s",
     "log",
 ];
@@ -254,6 +258,7 @@ impl DaemonConfig {
             entry("sandbox", &self.sandbox),
             entry("network", &self.network),
             entry("credential_paths", &self.credential_paths),
+            entry("model_hosts", &self.model_hosts),
             entry("merge_after_s", &self.merge_after_s),
             entry("log", &self.log),
         ]
@@ -285,6 +290,7 @@ impl DaemonConfig {
             sandbox: default(SandboxSetting::default()),
             network: default(NetworkSetting::default()),
             credential_paths: default(None),
+            model_hosts: default(Vec::new()),
             merge_after_s: default(DEFAULT_MERGE_AFTER_S),
             log: default("info".to_owned()),
         }
@@ -367,6 +373,9 @@ impl DaemonConfig {
                 "credential_paths" => {
                     let value = Some(read_paths(value).map_err(failed)?);
                     self.credential_paths = ConfigSetting { value, origin };
+                }
+                "model_hosts" => {
+                    self.model_hosts = ConfigSetting { value: read_hosts(value).map_err(failed)?, origin };
                 }
                 "merge_after_s" => {
                     self.merge_after_s = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
@@ -458,6 +467,14 @@ fn read_paths(value: Spanned<DeValue<'_>>) -> Result<Vec<String>, toml::de::Erro
         None => Ok(paths),
         Some(path) => Err(toml::de::Error::custom(format!("`{path}` must be absolute, or begin with `~/`"))),
     }
+}
+
+fn read_hosts(value: Spanned<DeValue<'_>>) -> Result<Vec<String>, toml::de::Error> {
+    let hosts: Vec<String> = read_value(value)?;
+    for host in &hosts {
+        host.parse::<ModelHostSetting>().map_err(toml::de::Error::custom)?;
+    }
+    Ok(hosts)
 }
 
 fn invalid_setting(path: &Path, text: &str, error: &toml::de::Error, start: usize) -> ConfigError {
@@ -573,6 +590,7 @@ mod tests {
             ("sandbox = \"high\"", 1, "`workspace`"),
             ("network = \"none\"", 1, "`off`"),
             ("credential_paths = [\"keys\"]", 1, "`keys` must be absolute"),
+            ("model_hosts = [\"https://a.example\"]", 1, "`https://a.example` is no host"),
             ("a = = b", 1, ""),
         ] {
             let files = TestConfigFiles::new(Some(text), None);

@@ -6,31 +6,44 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use qd_sandbox::{ConfinedProgram, Sandbox, SandboxError, SandboxPlan};
+use qd_sandbox::{ConfinedProgram, Sandbox, SandboxError, SandboxPlan, send_with_descriptors};
+use rustix::net::SendFlags;
 
 /// A keeper's sandbox. If it ends, the next child is started in a new one of the same plan.
 #[derive(Debug)]
 pub(crate) struct KeeperConfinement {
     plan: SandboxPlan,
     sandbox: Option<Sandbox>,
+    /// Where the worker takes the listener of each sandbox, at which it serves the proxy to the agent's model.
+    listener_channel: Option<OwnedFd>,
 }
 
 impl KeeperConfinement {
     /// Makes the sandbox. This process is restricted too, as far as it can: it can no longer start anything outside.
-    pub(crate) fn start(plan: SandboxPlan) -> Result<Self, SandboxError> {
+    pub(crate) fn start(plan: SandboxPlan, listener_channel: Option<OwnedFd>) -> Result<Self, SandboxError> {
         // The kernel may not have it. The namespaces do not depend on it.
         let _available = qd_sandbox::restrict_own_scope();
-        let sandbox = Sandbox::start(&plan)?;
-        Ok(Self { plan, sandbox: Some(sandbox) })
+        let mut confinement = Self { plan, sandbox: None, listener_channel };
+        confinement.sandbox = Some(confinement.start_sandbox()?);
+        Ok(confinement)
     }
 
     /// Starts a program in the sandbox, and returns its pid.
     pub(crate) fn spawn(&mut self, program: &ConfinedProgram, stdio: &[OwnedFd; 3]) -> io::Result<u32> {
         let sandbox = match self.sandbox.take() {
             Some(sandbox) => sandbox,
-            None => Sandbox::start(&self.plan).map_err(io::Error::other)?,
+            None => self.start_sandbox().map_err(io::Error::other)?,
         };
         self.sandbox.insert(sandbox).spawn(program, stdio)
+    }
+
+    fn start_sandbox(&self) -> Result<Sandbox, SandboxError> {
+        let mut sandbox = Sandbox::start(&self.plan)?;
+        if let (Some(listener), Some(channel)) = (sandbox.take_model_listener(), &self.listener_channel) {
+            // It fails only if the worker is gone, and then everything ends.
+            let _unsent = send_with_descriptors(channel, &[0], &[listener], SendFlags::DONTWAIT);
+        }
+        Ok(sandbox)
     }
 
     /// Whether a process is the init of the sandbox, which belongs to no agent and no turn.

@@ -5,9 +5,8 @@
 //! if that does not help. Then it is lost, like a keeper that died by itself.
 
 use std::collections::HashMap;
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -15,8 +14,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use qd_protocol::limits::KILL_S;
-use qd_sandbox::SandboxPlan;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use qd_sandbox::{SandboxPlan, send_with_descriptors};
+use rustix::net::SendFlags;
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -100,13 +99,21 @@ impl KeeperHandle {
         Ok(Self { requests, pid, mark: mark.to_owned(), task })
     }
 
-    /// Like [`Self::start`], for a keeper that starts everything in a sandbox of this plan.
-    pub async fn start_confined(exe: &Path, mark: &str, plan: SandboxPlan) -> Result<Self, KeeperError> {
+    /// Like [`Self::start`], for a keeper that starts everything in a sandbox of this plan. If the plan has a proxy to
+    /// the agent's model, the keeper sends the listener of each sandbox to `listener_channel`.
+    pub async fn start_confined(
+        exe: &Path,
+        mark: &str,
+        plan: SandboxPlan,
+        listener_channel: Option<OwnedFd>,
+    ) -> Result<Self, KeeperError> {
         if serde_json::to_value(&plan).is_err() {
             return Err(KeeperError::NotConfined("a path of its sandbox is not UTF-8".to_owned()));
         }
         let keeper = Self::start(exe, mark).await?;
-        match send_command(&keeper.requests, KeeperCommand::Confine(Box::new(plan))).await {
+        let confine = KeeperCommand::Confine(Box::new(plan));
+        let descriptors = listener_channel.into_iter().collect();
+        match send_request(&keeper.requests, confine, descriptors, None).await {
             Ok(KeeperReply::Done) => Ok(keeper),
             Ok(KeeperReply::Failed { message, .. }) => {
                 keeper.close().await;
@@ -185,8 +192,8 @@ impl KeeperHandle {
         let ChildPipes { ours: [stdin, stdout, stderr], theirs } =
             ChildPipes::open().map_err(KeeperError::NoPipe)?;
         let (exited, exit) = watch::channel(None);
-        let start = ChildStart { descriptors: theirs, exited };
-        match send_request(&self.requests, KeeperCommand::Start { launch, in_turn }, Some(start)).await? {
+        let start = KeeperCommand::Start { launch, in_turn };
+        match send_request(&self.requests, start, theirs.into(), Some(exited)).await? {
             KeeperReply::Started { pid } => Ok(KeeperChild {
                 pid,
                 stdin: pipe::Sender::from_owned_fd(stdin).map_err(KeeperError::NoPipe)?,
@@ -233,32 +240,30 @@ impl ExitWatch {
 #[derive(Debug)]
 struct KeeperRequest {
     command: KeeperCommand,
-    start: Option<ChildStart>,
+    /// What the keeper gets with the command.
+    descriptors: Vec<OwnedFd>,
+    /// Reports the exit of the child, if the command starts one.
+    exited: Option<watch::Sender<Option<ChildExit>>>,
     reply: oneshot::Sender<KeeperReply>,
-}
-
-/// What accompanies a command to start a child.
-#[derive(Debug)]
-struct ChildStart {
-    descriptors: [OwnedFd; DESCRIPTORS],
-    exited: watch::Sender<Option<ChildExit>>,
 }
 
 async fn send_command(
     requests: &mpsc::Sender<KeeperRequest>,
     command: KeeperCommand,
 ) -> Result<KeeperReply, KeeperError> {
-    send_request(requests, command, None).await
+    send_request(requests, command, Vec::new(), None).await
 }
 
 /// Sends a command with its descriptors, if any, and waits for the reply.
 async fn send_request(
     requests: &mpsc::Sender<KeeperRequest>,
     command: KeeperCommand,
-    start: Option<ChildStart>,
+    descriptors: Vec<OwnedFd>,
+    exited: Option<watch::Sender<Option<ChildExit>>>,
 ) -> Result<KeeperReply, KeeperError> {
     let (reply, replied) = oneshot::channel();
-    requests.send(KeeperRequest { command, start, reply }).await.map_err(|_| KeeperError::Lost)?;
+    let request = KeeperRequest { command, descriptors, exited, reply };
+    requests.send(request).await.map_err(|_| KeeperError::Lost)?;
     replied.await.map_err(|_| KeeperError::Lost)
 }
 
@@ -394,12 +399,12 @@ impl KeeperConnection {
         self.last_id += 1;
         self.pending_ping = Some(self.last_id);
         let ping = NumberedLine { id: self.last_id, body: KeeperCommand::Ping };
-        self.send(&ping.to_line(), None).await
+        self.send(&ping.to_line(), &[]).await
     }
 
     async fn forward_request(
         &mut self,
-        KeeperRequest { command, start, reply }: KeeperRequest,
+        KeeperRequest { command, descriptors, exited, reply }: KeeperRequest,
     ) -> Result<(), KeeperConnectionBroken> {
         if !self.in_turn && self.pending_replies.is_empty() {
             // Nobody has waited for a while, so nothing was checked.
@@ -416,11 +421,8 @@ impl KeeperConnection {
         self.last_id += 1;
         let id = self.last_id;
         self.pending_replies.insert(id, reply);
-        let descriptors = start.map(|ChildStart { descriptors, exited }| {
-            self.exit_senders.insert(id, exited);
-            descriptors
-        });
-        self.send(&NumberedLine { id, body: command }.to_line(), descriptors.as_ref()).await
+        self.exit_senders.extend(exited.map(|exited| (id, exited)));
+        self.send(&NumberedLine { id, body: command }.to_line(), &descriptors).await
     }
 
     async fn receive_replies(&mut self) -> Result<(), KeeperConnectionBroken> {
@@ -465,28 +467,24 @@ impl KeeperConnection {
             // The caller has gone away, and no one else would ever end this child.
             self.last_id += 1;
             let kill = KeeperCommand::Signal { child: id, signal: Signal::KILL.as_raw() };
-            self.send(&NumberedLine { id: self.last_id, body: kill }.to_line(), None).await?;
+            self.send(&NumberedLine { id: self.last_id, body: kill }.to_line(), &[]).await?;
         }
         Ok(())
     }
 
     /// Sends a line. The descriptors travel with its first byte. A keeper that does not read is checked meanwhile.
-    async fn send(
-        &mut self,
-        line: &[u8],
-        descriptors: Option<&[OwnedFd; DESCRIPTORS]>,
-    ) -> Result<(), KeeperConnectionBroken> {
+    async fn send(&mut self, line: &[u8], descriptors: &[OwnedFd]) -> Result<(), KeeperConnectionBroken> {
         let mut rest = line;
         let mut unsent_descriptors = descriptors;
         while !rest.is_empty() {
-            let write = || send_some(&self.socket, rest, unsent_descriptors);
+            let write = || send_with_descriptors(&self.socket, rest, unsent_descriptors, SendFlags::DONTWAIT);
             let written = self.socket.async_io(Interest::WRITABLE, write);
             let Ok(written) = tokio::time::timeout(CHECK_INTERVAL, written).await else {
                 self.check(true)?;
                 continue;
             };
             let sent = written.map_err(|_| KeeperConnectionBroken)?;
-            unsent_descriptors = None;
+            unsent_descriptors = &[];
             rest = rest.get(sent..).unwrap_or_default();
         }
         Ok(())
@@ -515,21 +513,4 @@ fn signal_keeper(process: Option<&ProcessIdentity>, signal: Signal) {
     if let Some(process) = process {
         procfs::send_signal(process, signal);
     }
-}
-
-/// Sends as much as the socket accepts without blocking.
-fn send_some(
-    socket: &UnixStream,
-    bytes: &[u8],
-    descriptors: Option<&[OwnedFd; DESCRIPTORS]>,
-) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let borrowed = descriptors.map(|descriptors| descriptors.each_ref().map(|descriptor| descriptor.as_fd()));
-    if let Some(borrowed) = &borrowed {
-        let fits = control.push(SendAncillaryMessage::ScmRights(borrowed));
-        debug_assert!(fits, "the space was sized for these descriptors");
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
 }

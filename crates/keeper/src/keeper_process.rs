@@ -3,8 +3,7 @@
 //! touches no files except `/proc`.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,11 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use qd_sandbox::receive_with_descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
@@ -168,22 +166,15 @@ impl KeeperProcess {
     /// Receives and applies the worker's commands. A closed connection means that the worker is gone.
     fn receive_commands(&mut self) {
         let mut bytes = [0; READ_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         loop {
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            let read = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)
-            {
-                Ok(message) => message.bytes,
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR) => continue,
+            let read = match receive_with_descriptors(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((read, descriptors)) => {
+                    self.descriptors.extend(descriptors);
+                    read
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => 0,
             };
-            for message in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    self.descriptors.extend(descriptors);
-                }
-            }
             self.lines.push(bytes.get(..read).unwrap_or_default());
             loop {
                 match self.lines.next() {
@@ -201,7 +192,8 @@ impl KeeperProcess {
     fn apply_command(&mut self, NumberedLine { id, body }: NumberedLine<KeeperCommand>) {
         match body {
             KeeperCommand::Confine(plan) => {
-                let reply = match KeeperConfinement::start(*plan) {
+                let listener_channel = if plan.has_model_proxy { self.descriptors.pop_front() } else { None };
+                let reply = match KeeperConfinement::start(*plan, listener_channel) {
                     Ok(confinement) => {
                         self.confinement = Some(confinement);
                         KeeperReply::Done
@@ -399,8 +391,7 @@ impl KeeperProcess {
     fn send_replies(&mut self) {
         while !self.is_worker_gone && !self.unsent.is_empty() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let no_descriptors = &mut SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, &[IoSlice::new(&self.unsent)], no_descriptors, flags) {
+            match rustix::net::send(&self.socket, &self.unsent, flags) {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}

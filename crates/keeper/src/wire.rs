@@ -120,7 +120,8 @@ impl<T: Serialize> NumberedLine<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KeeperCommand {
-    /// Start all later programs in a sandbox.
+    /// Start all later programs in a sandbox. If it has a proxy to the agent's model, a socket comes with this, to which
+    /// the keeper sends the listener of each sandbox.
     Confine(Box<SandboxPlan>),
     /// Start a program. It is then known by the id of this request.
     Start {

@@ -9,6 +9,7 @@
 //! - [`link`]: the commands that a session sends to its agent, and the updates that the agent's side reports.
 //! - [`frame`]: the WebSocket frames that carry them, with and without the subprotocol.
 //! - [`sandbox`] and [`sandbox_spec`]: how strongly an agent is confined.
+//! - [`model_host`]: where an agent's model is, for agents without network.
 //! - [`manifest`]: how an agent is found, started and driven.
 //! - [`worker`]: what a worker is started with, and the record by which it is found again.
 //! - [`fleet`]: several sessions and the routes between them.
@@ -34,6 +35,7 @@ pub mod limits;
 pub mod link;
 pub mod mail;
 pub mod manifest;
+pub mod model_host;
 pub mod policy;
 pub mod policy_trial;
 pub mod sandbox;

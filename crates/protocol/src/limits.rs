@@ -7,6 +7,8 @@ pub const BODY_MAX: usize = 8 << 20;
 pub const HEADERS_MAX: usize = 16 << 10;
 /// Time for a client to send its headers, then again to send its body.
 pub const REQUEST_READ_S: u64 = 30;
+/// Connections at once of an agent without network to its model.
+pub const MODEL_CONNECTIONS_MAX: usize = 64;
 /// Open connections over all listeners. Fewer if the process may not open enough files.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Open TCP connections from one address. No more than three quarters of those that TCP may use, if that is fewer.

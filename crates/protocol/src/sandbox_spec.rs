@@ -5,10 +5,15 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model_host::{ModelHost, ModelHostSetting};
 use crate::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
 
 /// The name of a session's socket in its tool directory.
 pub const SESSION_SOCKET_NAME: &str = "qd.sock";
+
+/// The port, on the loopback interface of a sandbox without network, of the proxy through which the agent reaches its
+/// model.
+pub const MODEL_PROXY_PORT: u16 = 3128;
 
 /// How a machine can confine agents. One that says nothing confines none.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -62,9 +67,24 @@ pub struct SandboxSpec {
     /// Keys and credentials, which the agent cannot read at `workspace`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub credential_paths: Vec<String>,
-    /// The hosts of the agent's model, as `HOST` or `HOST:PORT`. They are reachable even without network.
+    /// The hosts of the agent's model, which are reachable even without network: `HOST` (at port 443), `HOST:PORT`, or
+    /// `$NAME` for the host of the URL in an environment variable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub model_hosts: Vec<String>,
+}
+
+impl SandboxSpec {
+    /// The hosts of the agent's model. `variable` returns what its environment has.
+    pub fn resolve_model_hosts(&self, variable: impl Fn(&str) -> Option<String>) -> Vec<ModelHost> {
+        // Manifests and settings were checked when they were read.
+        let settings = self.model_hosts.iter().filter_map(|host| host.parse::<ModelHostSetting>().ok());
+        settings.filter_map(|setting| setting.resolve(&variable)).collect()
+    }
+
+    /// Whether the agent reaches its model through a proxy of ours, and nothing else.
+    pub fn has_model_proxy(&self) -> bool {
+        self.network == NetworkSetting::Off && !self.model_hosts.is_empty()
+    }
 }
 
 /// The confinement of a session's agent since its last start.

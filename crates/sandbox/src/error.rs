@@ -45,6 +45,10 @@ impl SandboxError {
         Self::new(&format!("{} cannot be mounted", path.display()), source, help)
     }
 
+    pub(crate) fn model_proxy(cause: &io::Error) -> Self {
+        Self::new("the port of the proxy to the model cannot be opened", cause, None)
+    }
+
     pub(crate) fn network(cause: &io::Error) -> Self {
         Self::new("the network cannot be cut off", cause, None)
     }

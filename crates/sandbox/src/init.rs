@@ -4,14 +4,19 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use qd_protocol::sandbox::NetworkSetting;
+use qd_protocol::sandbox_spec::MODEL_PROXY_PORT;
+use rustix::net::SendFlags;
 use rustix::process::{Signal, WaitOptions, geteuid, set_parent_process_death_signal, setpgid, waitpid};
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::confined_run;
+use crate::descriptor_passing::send_with_descriptors;
 use crate::error::SandboxError;
 use crate::id_map::write_id_maps;
 use crate::kernel;
@@ -24,17 +29,20 @@ pub const SANDBOX_COMMAND: &str = "__sandbox";
 /// Our own pid, as this namespace counts.
 const OWN_PID: u32 = 1;
 
-/// What the init replies to its plan, as one line of JSON.
+/// What the init replies to its plan, as one line of JSON. The listener for the proxy to the model comes with its first
+/// byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum InitReply {
     Ready,
     Failed(SandboxError),
 }
 
-/// Runs the init, or the probe that starts one. Must be called before the program does anything else.
+/// Runs the init, or something that starts one. Must be called before the program does anything else.
 pub fn main() -> ExitCode {
-    if std::env::args().nth(2).as_deref() == Some(probe::PROBE_ARGUMENT) {
-        return probe::main();
+    match std::env::args().nth(2).as_deref() {
+        Some(probe::PROBE_ARGUMENT) => return probe::main(),
+        Some(confined_run::RUN_ARGUMENT) => return confined_run::main(),
+        _ => {}
     }
     // None of our names can fail, and nothing depends on it.
     let _result = rustix::thread::set_name(c"qd-sandbox");
@@ -51,18 +59,16 @@ fn run() -> io::Result<std::convert::Infallible> {
     // A group of its own in the session of the process that started us: a program that needs a session of its own can
     // join it, and so cease to lead a group.
     setpgid(None, None)?;
-    let mut socket = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let socket = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut line = String::new();
     BufReader::new(&socket).read_line(&mut line)?;
     let plan: SandboxPlan = serde_json::from_str(&line)?;
-    let reply = match set_up(&plan) {
-        Ok(()) => InitReply::Ready,
-        Err(error) => InitReply::Failed(error),
+    let (reply, model_listener) = match set_up(&plan) {
+        Ok(listener) => (InitReply::Ready, listener),
+        Err(error) => (InitReply::Failed(error), None),
     };
     kernel::ignore_child_exits();
-    let mut line = serde_json::to_vec(&reply)?;
-    line.push(b'\n');
-    socket.write_all(&line)?;
+    send_reply(&socket, &reply, model_listener)?;
     if reply != InitReply::Ready {
         return Err(io::ErrorKind::Other.into());
     }
@@ -72,17 +78,30 @@ fn run() -> io::Result<std::convert::Infallible> {
     }
 }
 
-fn set_up(plan: &SandboxPlan) -> Result<(), SandboxError> {
+/// Arranges everything that the plan names. Returns the listener for the proxy to the model, if there is to be one.
+fn set_up(plan: &SandboxPlan) -> Result<Option<TcpListener>, SandboxError> {
     if plan.network == NetworkSetting::Off {
         kernel::start_loopback().map_err(|error| SandboxError::network(&error))?;
     }
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, MODEL_PROXY_PORT));
+    let model_listener = plan.has_model_proxy.then(listen).transpose();
+    let model_listener = model_listener.map_err(|error| SandboxError::model_proxy(&error))?;
     mount_all(plan).map_err(|error| SandboxError::mount(&error))?;
     if geteuid().is_root() {
         lock_mounts().map_err(|error| SandboxError::user_namespace(&error))?;
     }
     // The old directory may be one that is hidden now.
     rustix::process::chdir("/").map_err(|error| SandboxError::internal(&error.into()))?;
-    end_with_parent().map_err(|error| SandboxError::internal(&error))
+    end_with_parent().map_err(|error| SandboxError::internal(&error))?;
+    Ok(model_listener)
+}
+
+fn send_reply(mut socket: &File, reply: &InitReply, model_listener: Option<TcpListener>) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    let descriptors: Vec<OwnedFd> = model_listener.into_iter().map(OwnedFd::from).collect();
+    let sent = send_with_descriptors(socket, &line, &descriptors, SendFlags::empty())?;
+    socket.write_all(line.get(sent..).unwrap_or_default())
 }
 
 fn end_with_parent() -> io::Result<()> {

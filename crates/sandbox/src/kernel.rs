@@ -107,6 +107,38 @@ pub(crate) fn reset_signals() {
     }
 }
 
+/// Keeps these signals from doing anything, so that they can be waited for.
+pub(crate) fn block_signals(signals: &[libc::c_int]) {
+    let set = signal_set(signals);
+    // SAFETY: the set is initialised.
+    unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+/// Waits for one of these signals, which must be blocked, and returns it.
+pub(crate) fn wait_for_signal(signals: &[libc::c_int]) -> io::Result<libc::c_int> {
+    let set = signal_set(signals);
+    loop {
+        // SAFETY: the set is initialised, and nobody asks for more than the number.
+        match check(unsafe { libc::sigwaitinfo(&raw const set, std::ptr::null_mut()) }.into()) {
+            Ok(signal) => return Ok(signal as libc::c_int),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
+    // SAFETY: the set is initialised by `sigemptyset` before anything is added.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+        set
+    }
+}
+
 /// Closes every descriptor from this number on.
 pub(crate) fn close_descriptors_from(first: u32) -> io::Result<()> {
     // SAFETY: callers are about to become another program or keep nothing open, so no descriptor that is closed here is

@@ -4,13 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io::{self, BufRead, BufReader, PipeWriter, Read, Write};
+use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use qd_protocol::sandbox::NetworkSetting;
+use rustix::net::RecvFlags;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, setpgid, waitpid,
 };
@@ -20,6 +21,7 @@ use rustix::thread::{
     move_into_thread_name_spaces, set_capabilities,
 };
 
+use crate::descriptor_passing::receive_with_descriptors;
 use crate::error::SandboxError;
 use crate::id_map::write_id_maps;
 use crate::init::{InitReply, SANDBOX_COMMAND};
@@ -43,6 +45,7 @@ pub struct Sandbox {
     init: Pid,
     pidfd: OwnedFd,
     namespaces: ThreadNameSpaceType,
+    model_listener: Option<OwnedFd>,
 }
 
 /// A program to start in a sandbox.
@@ -80,8 +83,8 @@ impl Sandbox {
         let started = started.and_then(|pidfd| {
             write_id_maps(pid).map_err(|error| SandboxError::user_namespace(&error))?;
             (&ours).write_all(&[USERS_EXIST]).map_err(internal)?;
-            send_plan(&ours, plan)?;
-            Ok(Self { init, pidfd, namespaces })
+            let model_listener = send_plan(&ours, plan)?;
+            Ok(Self { init, pidfd, namespaces, model_listener })
         });
         started.inspect_err(|_| {
             // It may have exited by itself. It cannot be anybody else: it is our child, and not reaped yet.
@@ -93,6 +96,12 @@ impl Sandbox {
     /// The pid of the init, which is a child of the process that made the sandbox.
     pub fn init_pid(&self) -> u32 {
         self.init.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// The listener on the sandbox's loopback interface, for whoever serves as a proxy to the agent's model. It is there
+    /// once, if the plan has a proxy.
+    pub fn take_model_listener(&mut self) -> Option<OwnedFd> {
+        self.model_listener.take()
     }
 
     /// Starts a program as a child of this process, with these descriptors as its standard input, output and error, and
@@ -240,21 +249,36 @@ fn become_program(program: &ExecArguments, stdio: &[OwnedFd; 3], cwd: &Path) -> 
     program.exec()
 }
 
-/// Gives the init its plan, and waits until it has carried it out.
-fn send_plan(mut socket: &UnixStream, plan: &SandboxPlan) -> Result<(), SandboxError> {
-    let mut exchange = || -> io::Result<InitReply> {
+/// Gives the init its plan, and waits until it has carried it out. Returns the listener for the proxy to the model.
+fn send_plan(mut socket: &UnixStream, plan: &SandboxPlan) -> Result<Option<OwnedFd>, SandboxError> {
+    let mut exchange = || -> io::Result<(InitReply, Option<OwnedFd>)> {
         socket.set_read_timeout(Some(SET_UP_TIMEOUT))?;
         let mut line = serde_json::to_vec(plan)?;
         line.push(b'\n');
         socket.write_all(&line)?;
-        let mut reply = String::new();
-        BufReader::new(socket).read_line(&mut reply)?;
-        Ok(serde_json::from_str(&reply)?)
+        let (line, descriptor) = receive_line(socket)?;
+        Ok((serde_json::from_slice(&line)?, descriptor))
     };
     match exchange().map_err(|error| SandboxError::internal(&error))? {
-        InitReply::Ready => Ok(()),
-        InitReply::Failed(error) => Err(error),
+        (InitReply::Ready, model_listener) => Ok(model_listener),
+        (InitReply::Failed(error), _) => Err(error),
     }
+}
+
+/// Receives one line, and the descriptor that came with it.
+fn receive_line(socket: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let mut line = Vec::new();
+    let mut descriptor = None;
+    while !line.ends_with(b"\n") {
+        let mut bytes = [0; 1024];
+        let (received, descriptors) = receive_with_descriptors(socket, &mut bytes, RecvFlags::empty())?;
+        if received == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        line.extend(bytes.iter().take(received));
+        descriptor = descriptors.into_iter().next().or(descriptor);
+    }
+    Ok((line, descriptor))
 }
 
 fn process(pid: u32) -> io::Result<Pid> {

@@ -6,11 +6,15 @@
 //! - `plan`: what is hidden and what stays, at each level.
 //! - `launcher`: makes a sandbox and starts programs in it.
 //! - `init`: the first process inside, which `qd __sandbox` runs; `mounts`: the files that it arranges.
+//! - `confined_run`: one program in a sandbox of its own, for callers that cannot make one.
+//! - `descriptor_passing`: open descriptors for another process.
 //! - `id_map`: users and groups inside. `namespace`: which namespaces a process is in.
 //! - `probe`: what this machine can do. `error`: why it cannot. `kernel`: system calls.
 //!
 //! Design: docs/design/agents-are-confined.md
 
+mod confined_run;
+mod descriptor_passing;
 mod error;
 mod id_map;
 mod init;
@@ -21,6 +25,8 @@ mod namespace;
 mod plan;
 mod probe;
 
+pub use confined_run::confined_command;
+pub use descriptor_passing::{receive_with_descriptors, send_with_descriptors};
 pub use error::SandboxError;
 pub use init::{SANDBOX_COMMAND, main};
 pub use launcher::{ConfinedProgram, Sandbox, restrict_own_scope};

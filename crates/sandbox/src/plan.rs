@@ -27,6 +27,9 @@ const TEMPORARY_DIRECTORIES: [&str; 2] = ["/tmp", "/var/tmp"];
 pub struct SandboxPlan {
     pub level: SandboxLevel,
     pub network: NetworkSetting,
+    /// Whether the init opens the port of a proxy to the agent's model.
+    #[serde(default)]
+    pub has_model_proxy: bool,
     /// The daemon's home. Of it, only what the other fields name can be seen.
     pub home: PathBuf,
     /// The project directory. At `workspace`, its git hooks and configuration are read-only.
@@ -75,6 +78,7 @@ impl SandboxPlan {
         Self {
             level,
             network: spec.network,
+            has_model_proxy: spec.has_model_proxy(),
             home: spec.home.clone(),
             workspace: spec.workspace.clone(),
             writable,

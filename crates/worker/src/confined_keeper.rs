@@ -14,6 +14,7 @@ use qd_protocol::worker::AgentSpec;
 use qd_sandbox::SandboxPlan;
 
 use crate::agent_sandbox::plan_agent_sandbox;
+use crate::model_proxy::start_model_proxy;
 
 /// Starts the keeper of an agent. A level that cannot be given is an error: the agent is never confined less than it says.
 pub(crate) async fn start_keeper(spec: &AgentSpec) -> Result<KeeperHandle, RunError> {
@@ -23,7 +24,16 @@ pub(crate) async fn start_keeper(spec: &AgentSpec) -> Result<KeeperHandle, RunEr
     };
     let level = report.map_or(SandboxLevel::Off, |report| report.level);
     let started = match sandbox_plan(spec, level) {
-        Some(plan) => KeeperHandle::start_confined(&own_program(), &spec.mark, plan).await,
+        Some(plan) => {
+            let proxy =
+                spec.sandbox.as_deref().map(|sandbox| start_model_proxy(sandbox, agent_variable(spec)));
+            let listener_channel = proxy.transpose().map_err(|cause| {
+                let message = format!("failed to start the proxy to the agent's model: {cause}");
+                RunError::new("agent_failed_to_start", message)
+            })?;
+            let exe = own_program();
+            KeeperHandle::start_confined(&exe, &spec.mark, plan, listener_channel.flatten()).await
+        }
         None => KeeperHandle::start(&own_program(), &spec.mark).await,
     };
     started.map_err(|cause| match cause {
@@ -35,10 +45,17 @@ pub(crate) async fn start_keeper(spec: &AgentSpec) -> Result<KeeperHandle, RunEr
     })
 }
 
+/// What the agent's environment has.
+fn agent_variable(spec: &AgentSpec) -> impl Fn(&str) -> Option<String> + '_ {
+    |name| {
+        let manifest = || spec.manifest.as_deref()?.startup.env.get(name).cloned();
+        spec.env.get(name).cloned().or_else(manifest).or_else(|| std::env::var(name).ok())
+    }
+}
+
 fn sandbox_plan(spec: &AgentSpec, level: SandboxLevel) -> Option<SandboxPlan> {
     let sandbox = spec.sandbox.as_deref().filter(|_| level > SandboxLevel::Off)?;
-    let variable = |name: &str| spec.env.get(name).cloned().or_else(|| std::env::var(name).ok());
-    let mut plan = SandboxPlan::new(sandbox, level, &spec.cwd, variable);
+    let mut plan = SandboxPlan::new(sandbox, level, &spec.cwd, agent_variable(spec));
     // The agent starts it as `qd mcp`, wherever it is installed.
     plan.readable.push(own_program_path());
     // A manifest in the home may name a script beside it. A directory is never meant: it could be the home itself.

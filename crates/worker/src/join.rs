@@ -268,7 +268,7 @@ fn localize_sandbox(spec: &mut SandboxSpec, rules: &SandboxRules, home: &Path, w
         state_paths: rules.writable.clone(),
         readable_paths: Vec::new(),
         credential_paths: std::mem::take(&mut spec.credential_paths),
-        model_hosts: rules.hosts.clone(),
+        model_hosts: [rules.hosts.as_slice(), &spec.model_hosts].concat(),
     };
 }
 

@@ -5,7 +5,7 @@
 //! - [`host`]: the worker process: its sessions, and how a connection finds its session.
 //! - [`join`]: the same on another machine, which dials the daemon instead of listening.
 //! - `agent`: one agent from its start to its end; `agent_processes`: the processes it started; `confined_keeper`: the
-//!   sandbox that they are started in.
+//!   sandbox that they are started in; `model_proxy`: the way to the model for an agent without network.
 //! - `announcement`: how the daemon finds this process.
 //! - `terminal_viewer`: serves people who watch an agent's terminal.
 //! - [`executor()`]: the same agents behind the public worker SDK, for any client.
@@ -20,6 +20,7 @@ mod confined_keeper;
 mod executor;
 pub mod host;
 pub mod join;
+mod model_proxy;
 pub mod process_log;
 mod terminal_viewer;
 

@@ -64,8 +64,7 @@ fn adoptable_agents(catalog: &Catalog, name: Option<&str>) -> Result<Vec<Manifes
         );
         return Err(CliFailure::Usage(message));
     }
-    let adoptable =
-        catalog.entries().iter().map(|entry| &entry.manifest).filter(|manifest| can_adopt(manifest));
+    let adoptable = catalog.entries().map(|entry| &entry.manifest).filter(|manifest| can_adopt(manifest));
     let adoptable: Vec<Manifest> = adoptable.cloned().collect();
     let Some(name) = name else { return Ok(adoptable) };
     match adoptable.iter().find(|manifest| manifest.agent.name == name) {

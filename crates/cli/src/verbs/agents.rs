@@ -121,7 +121,7 @@ mod tests {
             let version = (agent.name == "claude").then(|| "2.1.12".to_owned());
             Agent { available, version, ..agent }
         };
-        let agents: Vec<Agent> = catalog.entries().iter().map(listed).collect();
+        let agents: Vec<Agent> = catalog.entries().map(listed).collect();
         let machine = [machine];
         assert_view("agents", |style, width| render(&agents, &machine, style, width));
     }

@@ -122,8 +122,7 @@ fn parse_daemon_url(url: &str) -> Result<DaemonHost> {
 /// The agents to offer: those named by --agent, or all that are installed here.
 fn collect_offers(home: &DaemonHome, named: &[String]) -> Result<Vec<AgentOffer>> {
     let catalog = Catalog::with_user_folders(&home.agent_folders());
-    let names: Vec<String> =
-        catalog.entries().iter().map(|entry| entry.manifest.agent.name.clone()).collect();
+    let names: Vec<String> = catalog.entries().map(|entry| entry.manifest.agent.name.clone()).collect();
     let offer = |name: &String| {
         let manifest = catalog.get(name).ok_or_else(|| {
             CliFailure::Usage(format!("unknown agent {name}; known agents: {}", names.join(", ")))

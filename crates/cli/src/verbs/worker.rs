@@ -82,8 +82,7 @@ pub(crate) async fn worker(context: &VerbContext, flags: WorkerArgs) -> Result<C
     let mode = serve_mode(&flags)?;
     let catalog = Catalog::with_user_folders(&context.locator.home.agent_folders());
     let Some(manifest) = catalog.get(&flags.agent) else {
-        let known: Vec<&str> =
-            catalog.entries().iter().map(|entry| entry.manifest.agent.name.as_str()).collect();
+        let known: Vec<&str> = catalog.entries().map(|entry| entry.manifest.agent.name.as_str()).collect();
         let message = format!("unknown agent {}; known agents: {}", flags.agent, known.join(", "));
         return Err(CliFailure::Usage(message));
     };

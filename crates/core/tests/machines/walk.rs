@@ -7,36 +7,44 @@
 
 use std::collections::HashMap;
 
-use crate::simulation::{ActionBudget, SimulatedSession};
+use crate::simulation::{ActionBudget, SimulatedAction, SimulatedSession};
 
 #[derive(Default)]
 struct InterleavingWalk {
     /// The number of paths from a state to an end.
     paths_to_end: HashMap<u128, f64>,
     steps: u64,
+    /// Where states are written to be compared.
+    text: Vec<u8>,
 }
 
 impl InterleavingWalk {
     /// Explores every continuation from here and counts the paths. An agent may linger for ever, so a state can recur
     /// only through a deadline, and deadlines run out.
-    fn from(&mut self, session: &SimulatedSession) -> f64 {
-        let key = session.key();
+    fn from(&mut self, session: SimulatedSession) -> f64 {
+        let key = session.key(&mut self.text);
         if let Some(paths) = self.paths_to_end.get(&key) {
             return *paths;
         }
-        let actions = session.actions();
-        if actions.is_empty() {
-            session.check_end();
-        }
-        let mut paths = if actions.is_empty() { 1.0 } else { 0.0 };
-        for action in actions {
-            let mut next = session.clone();
-            next.act(action);
-            self.steps += 1;
-            paths += self.from(&next);
-        }
+        let mut actions = session.actions();
+        let paths = match actions.pop() {
+            None => {
+                session.check_end();
+                1.0
+            }
+            Some(last) => {
+                let others: f64 = actions.into_iter().map(|action| self.after(session.clone(), action)).sum();
+                others + self.after(session, last)
+            }
+        };
         self.paths_to_end.insert(key, paths);
         paths
+    }
+
+    fn after(&mut self, mut session: SimulatedSession, action: SimulatedAction) -> f64 {
+        session.act(action);
+        self.steps += 1;
+        self.from(session)
     }
 }
 
@@ -48,7 +56,7 @@ fn walk_in(name: &str, session: SimulatedSession) {
     // Deep, not wide: the longest path has some dozens of steps, each with a whole simulation on the stack.
     let walker = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
         let mut walk = InterleavingWalk::default();
-        let paths = walk.from(&session);
+        let paths = walk.from(session);
         (walk.paths_to_end.len(), walk.steps, paths)
     });
     let (states, steps, paths) =

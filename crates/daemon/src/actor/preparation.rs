@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::SessionActor;
 use super::batch::ActorBatch;
+use crate::workers::SandboxRequest;
 use crate::worktrees::WorktreeSetupRequest;
 
 /// Notices for the person, or the reason why there is no agent.
@@ -53,6 +54,8 @@ impl SessionActor {
         let directory = self.state.settings.directory.as_deref().unwrap_or(&worktree.path);
         let request = WorktreeSetupRequest {
             session: self.session.id.clone(),
+            agent: self.state.settings.agent.clone(),
+            sandbox: SandboxRequest::of_session(&self.state.settings),
             directory: PathBuf::from(directory),
             worktree,
             project: workspace.path.clone(),

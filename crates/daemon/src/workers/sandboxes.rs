@@ -13,6 +13,7 @@ use qd_protocol::SessionId;
 use qd_protocol::event::SessionCreated;
 use qd_protocol::sandbox::{NetworkSetting, SandboxLevel, SandboxSetting};
 use qd_protocol::sandbox_spec::{SandboxReport, SandboxSpec, SandboxSupport};
+use qd_sandbox::SandboxPlan;
 
 use super::Workers;
 use crate::agents::AgentSandboxRules;
@@ -23,6 +24,8 @@ pub(crate) struct SandboxDefaults {
     pub(crate) level: SandboxSetting,
     pub(crate) network: NetworkSetting,
     pub(crate) credential_paths: Vec<String>,
+    /// Hosts of models, beside those of the manifests.
+    pub(crate) model_hosts: Vec<String>,
 }
 
 /// What a session itself asks for. `None` leaves it to the manifest and the settings.
@@ -114,8 +117,16 @@ impl Workers {
         project: &Path,
         session: SandboxRequest,
     ) -> Result<Option<SandboxReport>, SandboxUnavailable> {
-        let rules = self.sandbox_rules(agent, project);
-        let (asked, network) = self.sandboxes.settings(&rules, session);
+        self.plan_by_rules(agent, &self.sandbox_rules(agent, project), session)
+    }
+
+    fn plan_by_rules(
+        &self,
+        agent: &str,
+        rules: &AgentSandboxRules,
+        session: SandboxRequest,
+    ) -> Result<Option<SandboxReport>, SandboxUnavailable> {
+        let (asked, network) = self.sandboxes.settings(rules, session);
         if rules.is_elsewhere {
             return plan_elsewhere(asked, network).map(Some);
         }
@@ -140,8 +151,8 @@ impl Workers {
         project: &Path,
     ) -> Result<Option<Box<SandboxSpec>>, SandboxUnavailable> {
         let request = SandboxRequest::of_session(settings);
-        self.plan_sandbox(&settings.agent, project, request)?;
         let rules = self.sandbox_rules(&settings.agent, project);
+        self.plan_by_rules(&settings.agent, &rules, request)?;
         if rules.is_elsewhere {
             return Ok(None);
         }
@@ -159,8 +170,32 @@ impl Workers {
             state_paths: rules.state_paths,
             readable_paths: rules.readable_paths,
             credential_paths: self.sandboxes.defaults.credential_paths.clone(),
-            model_hosts: rules.model_hosts,
+            model_hosts: [rules.model_hosts.as_slice(), &self.sandboxes.defaults.model_hosts].concat(),
         })))
+    }
+
+    /// How a project's hooks are confined in the worktree of a session: like the session's agent, but without what only
+    /// the agent needs. `None` if they are not.
+    pub(crate) fn plan_hook_sandbox(
+        &self,
+        agent: &str,
+        session: SandboxRequest,
+        project: &Path,
+        worktree: &Path,
+    ) -> Result<Option<SandboxPlan>, SandboxUnavailable> {
+        let (asked, network) = self.sandbox_settings(agent, project, session);
+        let SandboxReport { level, .. } = plan_sandbox(asked, network, self.sandboxes.support())?;
+        if level == SandboxLevel::Off {
+            return Ok(None);
+        }
+        let spec = SandboxSpec {
+            network,
+            home: self.sandboxes.home.path().to_owned(),
+            workspace: project.to_owned(),
+            credential_paths: self.sandboxes.defaults.credential_paths.clone(),
+            ..SandboxSpec::default()
+        };
+        Ok(Some(SandboxPlan::new(&spec, level, worktree, |name| std::env::var(name).ok())))
     }
 
     fn sandbox_rules(&self, agent: &str, project: &Path) -> AgentSandboxRules {

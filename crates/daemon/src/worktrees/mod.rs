@@ -9,22 +9,27 @@ mod operations;
 
 pub(crate) use self::list::WorktreeInspection;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use qd_catalog::project::{ProjectFileStatus, WorktreeSettings};
 use qd_keeper::MARK_VARIABLE;
 use qd_protocol::event::{RunError, SessionWorktree};
 use qd_protocol::{ApiError, ErrorCode, SessionId};
+use qd_sandbox::confined_command;
+use qd_worktree::hooks::{self, HookEnvironment};
 use qd_worktree::{
-    GitRecords, GitWorktree, Repository, StopFlag, WorktreeError, WorktreeOrigin, WorktreePlan, hooks,
-    ignored_files,
+    GitRecords, GitWorktree, Repository, StopFlag, WorktreeError, WorktreeOrigin, WorktreePlan, ignored_files,
 };
 
 use crate::daemon::{Daemon, stopping_error};
+use crate::workers::SandboxRequest;
 use crate::workspaces::{WorkspaceEntry, path_not_found};
 
 /// The prefix of a session's branch, followed by the session's id.
 const BRANCH_PREFIX: &str = qd_worktree::summary::BRANCH_PREFIX;
+/// This very program, even if its file has been replaced.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The most file names that a notice lists.
 const NAMES_MAX: usize = 20;
 
@@ -57,6 +62,9 @@ impl WorktreeLayout {
 #[derive(Debug)]
 pub(crate) struct WorktreeSetupRequest {
     pub(crate) session: SessionId,
+    pub(crate) agent: String,
+    /// How the session's agent is confined, and with it what the project's setup steps start.
+    pub(crate) sandbox: SandboxRequest,
     pub(crate) worktree: SessionWorktree,
     /// The directory in the worktree that the agent works in.
     pub(crate) directory: PathBuf,
@@ -132,8 +140,28 @@ impl Daemon {
                 .map_err(|error| failed(&error))?;
         }
         let project = self.workers.agents().project_setup(&request.project);
-        let set_up = move |stop: &StopFlag| set_up(tree, &request, &repository, project, stop);
+        let confined_by = self.confine_hooks(&request.agent, request.sandbox, &request.project, &tree.path);
+        let confined_by = confined_by.map_err(|error| RunError::new(error.code.as_str(), error.message))?;
+        let set_up = move |stop: &StopFlag| set_up(tree, &request, &repository, project, &confined_by, stop);
         self.run_blocking(stop, set_up).await.map_err(|error| failed(&error))?
+    }
+
+    /// What comes before the commands of a project's hooks, so that they are confined like the session's agent.
+    fn confine_hooks(
+        &self,
+        agent: &str,
+        session: SandboxRequest,
+        project: &Path,
+        worktree: &Path,
+    ) -> Result<Vec<OsString>, ApiError> {
+        let plan = self.workers.plan_hook_sandbox(agent, session, project, worktree);
+        match plan? {
+            Some(plan) => confined_command(Path::new(OWN_PROGRAM), &plan).map_err(|error| {
+                let message = format!("the project's hooks cannot be confined: {error}");
+                ApiError::new(ErrorCode::SandboxUnavailable, message)
+            }),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Runs blocking work on a thread of its own, which is told to stop when the daemon stops or the caller is
@@ -196,6 +224,7 @@ fn set_up(
     request: &WorktreeSetupRequest,
     checkout: &Repository,
     project_file: ProjectFileStatus,
+    confined_by: &[OsString],
     stop: &StopFlag,
 ) -> Result<Vec<String>, RunError> {
     let failed = |code: &str, error: &dyn std::fmt::Display| RunError::new(code, error.to_string());
@@ -232,8 +261,9 @@ fn set_up(
     let env = hook_env(request.session.as_str(), path, repository);
     let mut env: Vec<(&str, &str)> = env.to_vec();
     env.push((MARK_VARIABLE, &request.mark));
+    let environment = HookEnvironment { directory: &tree.path, variables: &env, confined_by };
     for line in &settings.setup {
-        let outputs = hooks::run(std::slice::from_ref(line), &tree.path, &env, stop)
+        let outputs = hooks::run(std::slice::from_ref(line), &environment, stop)
             .map_err(|error| failed("setup_failed", &error))?;
         notices.extend(outputs.into_iter().map(|hook| match hook.output.is_empty() {
             true => format!("set-up: {}", hook.line),

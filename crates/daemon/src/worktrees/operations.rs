@@ -1,6 +1,7 @@
 //! Operations on one worktree: diff, merge, remove. The session's own work comes first: a worktree is merged only
 //! while its session is idle, and removed only once its session is closed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,11 +9,13 @@ use qd_catalog::project::ProjectFileStatus;
 use qd_protocol::api::{Session, SessionStatus};
 use qd_protocol::worktree::{MergeRequest, MergeResult, RemovedWorktree, WorktreeDiff};
 use qd_protocol::{ApiError, ErrorCode, SessionId};
+use qd_worktree::hooks::{self, HookEnvironment};
 use qd_worktree::merge::MergeOptions;
-use qd_worktree::{GitRecords, GitWorktree, StopFlag, WorktreeError, hooks, remove};
+use qd_worktree::{GitRecords, GitWorktree, StopFlag, WorktreeError, remove};
 
 use super::{hook_env, repository_key, worktree_key, worktree_refused};
 use crate::daemon::Daemon;
+use crate::workers::SandboxRequest;
 
 /// The folder in which merges are tried, beside the worktrees. No session id equals it.
 const SCRATCH_DIR: &str = "scratch";
@@ -92,12 +95,30 @@ impl Daemon {
         }
         let path = self.home.worktrees().join(id.as_str());
         let project = session.as_ref().and_then(|session| self.workspaces.get(&session.workspace_id).ok());
-        let project_file = match project {
+        let project_file = match &project {
             Some(workspace) => self.workers.agents().project_setup(&workspace.path),
             None => ProjectFileStatus::Absent,
         };
+        let hooks = match (&session, &project, project_file) {
+            (Some(session), Some(project), ProjectFileStatus::Trusted(settings)) => {
+                let sandbox = session.sandbox.as_ref();
+                let sandbox = SandboxRequest {
+                    level: sandbox.map(|sandbox| sandbox.asked),
+                    network: sandbox.map(|sandbox| sandbox.network),
+                };
+                match self.confine_hooks(&session.agent, sandbox, &project.path, &path) {
+                    Ok(confined_by) => Some(TeardownHooks { lines: settings.worktree.teardown, confined_by }),
+                    Err(error) if !force => return Err(error),
+                    Err(error) => {
+                        tracing::warn!(session = %id, %error, "the project's teardown is left out");
+                        None
+                    }
+                }
+            }
+            _ => None,
+        };
         let (name, records) = (id.clone(), self.git_records());
-        let work = move |stop: &StopFlag| remove_checked(path, &records, &name, &project_file, force, stop);
+        let work = move |stop: &StopFlag| remove_checked(path, &records, &name, hooks.as_ref(), force, stop);
         let (path, kept_branch) =
             self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
         Ok(RemovedWorktree { session_id: id.clone(), path: path.display().to_string(), kept_branch })
@@ -111,11 +132,18 @@ impl Daemon {
     }
 }
 
+/// What a project runs before one of its worktrees is removed.
+struct TeardownHooks {
+    lines: Vec<String>,
+    /// What comes before each line and confines it.
+    confined_by: Vec<OsString>,
+}
+
 fn remove_checked(
     path: PathBuf,
     records: &GitRecords,
     id: &SessionId,
-    project_file: &ProjectFileStatus,
+    hooks: Option<&TeardownHooks>,
     force: bool,
     stop: &StopFlag,
 ) -> qd_worktree::WorktreeResult<(PathBuf, Option<String>)> {
@@ -138,11 +166,12 @@ fn remove_checked(
     if !force {
         tree.check_removal()?;
     }
-    if let ProjectFileStatus::Trusted(project) = project_file {
+    if let Some(TeardownHooks { lines, confined_by }) = hooks {
         let repository = tree.repository_top().display().to_string();
         let worktree = path.display().to_string();
         let env = hook_env(id.as_str(), &worktree, &repository);
-        match hooks::run(&project.worktree.teardown, &path, &env, stop) {
+        let environment = HookEnvironment { directory: &path, variables: &env, confined_by };
+        match hooks::run(lines, &environment, stop) {
             Err(error) if !force => return Err(error),
             Err(error) => {
                 tracing::warn!(session = %id, %error, "the project's teardown failed; the worktree is removed anyway")

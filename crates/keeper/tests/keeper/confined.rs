@@ -18,7 +18,7 @@ async fn start_confined(mark: &str, home: &Path) -> Option<KeeperHandle> {
     std::fs::write(home.join("token"), "secret").unwrap();
     let plan = SandboxPlan { level: SandboxLevel::Deck, home: home.to_owned(), ..SandboxPlan::default() };
     let support = probe_sandbox(Path::new(PROGRAM));
-    match KeeperHandle::start_confined(Path::new(PROGRAM), mark, plan).await {
+    match KeeperHandle::start_confined(Path::new(PROGRAM), mark, plan, None).await {
         Ok(keeper) => {
             assert!(support.strongest >= SandboxLevel::Deck, "it works although {:?}", support.missing);
             Some(keeper)

@@ -17,7 +17,8 @@ pub struct SandboxRules {
     /// Where the agent keeps its own state, which it may write at `workspace`; `~` is the home directory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub writable: Vec<String>,
-    /// The hosts of the agent's model, as `HOST` or `HOST:PORT`: reachable even if the network is off.
+    /// The hosts of the agent's model, reachable even if the network is off: `HOST` (at port 443), `HOST:PORT`, or `$NAME`
+    /// for the host of the URL in an environment variable.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
 }

@@ -11,8 +11,8 @@ use super::SimulatedSession;
 
 impl SimulatedSession {
     /// The key of this state. Numbers are replaced by their rank and times are dropped, so that states with the same
-    /// future have the same key.
-    pub(crate) fn key(&self) -> u128 {
+    /// future have the same key. `text` is overwritten; a walk has one for all its states.
+    pub(crate) fn key(&self, text: &mut Vec<u8>) -> u128 {
         let mut state = self.state.clone();
         let mut numbers: Vec<u64> = Vec::new();
         each_number(&mut state, &mut |number| numbers.push(number.0));
@@ -31,7 +31,9 @@ impl SimulatedSession {
             state.worker = Some(WorkerId::of_session(&state.id, EventNumber(0)));
         }
         let mut key = WorldDigest::default();
-        key.write(&serde_json::to_vec(&state).unwrap());
+        text.clear();
+        serde_json::to_writer(&mut *text, &state).unwrap();
+        key.write(text);
         self.worker.canonical(rank, &self.budget).hash(&mut key);
         let Self { observer, budget, halted, quota_until, slot_free, in_line, dying, batching, .. } = self;
         (observer, budget, halted, quota_until, slot_free, in_line, dying, batching).hash(&mut key);

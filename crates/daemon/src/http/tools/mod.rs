@@ -2,7 +2,8 @@
 //! thing and is short. `qd-mcp` turns tool calls into requests and describes the tools to models.
 //!
 //! - `caller`: the caller, and which sessions it can reach.
-//! - `permission`: whether the session's policy allows a call.
+//! - `permission`: whether the session's policy allows a call. `ask_limit`: waits while too many asks are open;
+//!   `resolved_asks`: for either.
 //! - `spawn`: new sessions. `message`: messages and cancels. `inspect`: states and results. `ask`: questions to
 //!   people.
 
@@ -12,6 +13,7 @@ mod caller;
 mod inspect;
 mod message;
 mod permission;
+mod resolved_asks;
 mod spawn;
 
 use std::sync::Arc;

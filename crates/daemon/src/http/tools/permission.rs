@@ -3,26 +3,24 @@
 //! again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use qd_core::session::{SessionCommand, ToolCallVerdict};
-use qd_journal::{AskRow, EventFilter, EventTopic};
+use qd_journal::AskRow;
 use qd_link::event_size::fit_ask;
 use qd_mcp::ToolName;
 use qd_protocol::event::{Ask, AskKind, AskStatus};
-use qd_protocol::limits::TOOL_POLL_S;
 use qd_protocol::link::AskRequest;
 use qd_protocol::manifest::UnaskedMcpTools;
 use qd_protocol::{ApiError, AskId, ErrorCode};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 
 use super::super::unreadable_row;
 use super::ask_limit::send_asking_command;
 use super::caller::{ToolCaller, agent_actor};
+use super::resolved_asks::{AskWait, ResolvedAsks};
 use crate::actor::{ActorReply, IdempotencyKey};
-use crate::daemon::{Daemon, SessionAddress, read_failed, stopping_error};
+use crate::daemon::{Daemon, SessionAddress, read_failed};
 use crate::edge::internal_error;
 use crate::random;
 
@@ -125,13 +123,8 @@ async fn wait_for_decision(
     session: &Arc<SessionAddress>,
     id: &AskId,
 ) -> Result<ToolCallVerdict, ApiError> {
-    let deadline = Instant::now() + Duration::from_secs(TOOL_POLL_S);
-    let kinds = Arc::from(["ask.resolved".to_owned()]);
-    let topic = EventTopic::Session(session.key);
-    let mut events = daemon.journal.subscribe(EventFilter { topic, kinds: Some(kinds) }, None);
-    let mut stop = daemon.stop_signal();
+    let mut resolved = ResolvedAsks::of_session(daemon, session);
     loop {
-        // The subscription comes before the query, so the decision cannot fall between the two.
         let ask = find_ask(daemon, session, id).await?.ok_or_else(|| ApiError::not_found("ask", id))?;
         let verdict = verdict_of(&ask)?;
         if verdict != ToolCallVerdict::Pending {
@@ -139,11 +132,8 @@ async fn wait_for_decision(
             daemon.send_command(session, &agent_actor(session), delivered, None).await?;
             return Ok(verdict);
         }
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return Err(stopping_error()),
-            event = events.next() => drop(event.map_err(read_failed)?),
-            () = tokio::time::sleep_until(deadline) => return Ok(ToolCallVerdict::Pending),
+        if resolved.wait().await? == AskWait::TimeIsOver {
+            return Ok(ToolCallVerdict::Pending);
         }
     }
 }
