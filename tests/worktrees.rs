@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use qd_testkit::git::{commit, git, make_repository};
-use qd_testkit::{TestDaemon, TestSession, journal_rules, poll_until, script::*};
+use qd_testkit::{ObservedProcess, TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 
 /// Turns the home's project directory into a repository with one commit on `main`.
@@ -197,21 +197,17 @@ async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
 async fn a_close_and_a_cancel_do_not_wait_for_a_set_up() {
     let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
-    let pid = daemon.home.sibling_path("pid");
-    let line = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000", pid.display());
-    project_file(&daemon, &repo, &format!("[worktree]\nsetup = [{}]\n", json!(line)), true).await;
+    let is_set_up = |process: &ObservedProcess| process.args.contains(&"1000".to_owned());
+    let runs = || daemon.home.agent_processes().iter().any(is_set_up);
+    project_file(&daemon, &repo, "[worktree]\nsetup = ['exec sleep 1000']\n", true).await;
     let (session, path) = in_worktree(&daemon).await;
     let run = session.prompt_script(&[say("hello")]).await;
-    poll_until("the set-up to begin", async || pid.exists().then_some(())).await;
+    poll_until("the set-up to begin", async || runs().then_some(())).await;
     assert_eq!(session.cancel().await["cancelled"], json!([run]));
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     session.close().await;
     session.wait_for_event("its end", |event| event.kind == "session.closed").await;
-    let pid: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
-    poll_until("the end of the set-up", async || {
-        qd_testkit::ObservedProcess::find(pid).is_none_or(|process| !process.is_alive()).then_some(())
-    })
-    .await;
+    poll_until("the end of the set-up", async || (!runs()).then_some(())).await;
     assert!(path.exists(), "closing removes nothing");
     journal_rules::check(&session.events().await);
 }
