@@ -22,13 +22,14 @@ use qd_core::session::{
     AgentAvailability, SessionCommand, SessionContext, SessionEffect, SessionInput, SessionPhase,
     SessionState, deadline, may_start_worker, step,
 };
-use qd_journal::SessionKey;
+use qd_journal::{IdempotencyRecord, SessionKey};
 use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::event::EventActor;
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_protocol::sandbox_spec::SandboxReport;
 use qd_protocol::{AccountId, ApiError, ErrorCode, EventBody, EventNumber, RunId};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -97,6 +98,13 @@ impl IdempotencyKey {
     /// Bytes for deriving an id when a request has a key but no id, so that the same request always gets the same id.
     pub(crate) fn digest(&self) -> [u8; 32] {
         Sha256::new().chain_update(self.fingerprint).chain_update(&self.key).finalize().into()
+    }
+
+    /// What an append stores, so that a repeat of the request gets this response.
+    pub(crate) fn into_record(self, response: &impl Serialize) -> Result<IdempotencyRecord, ApiError> {
+        let bytes = serde_json::to_vec(response).map_err(encode_failed)?;
+        let Self { key, fingerprint } = self;
+        Ok(IdempotencyRecord { key, fingerprint, make_response: Box::new(move |_| bytes.clone()) })
     }
 }
 
