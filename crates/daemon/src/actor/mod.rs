@@ -450,6 +450,15 @@ impl SessionActor {
         self.daemon.workers.plan_sandbox(&settings.agent, &workspace.path, request).ok()?
     }
 
+    /// Whether the agent was started with the confinement that now counts for the session. Reads manifests.
+    fn is_confined_as_asked(&self) -> bool {
+        let Ok(workspace) = self.daemon.workspaces.get(&self.session.workspace) else { return true };
+        let settings = &self.state.settings;
+        let request = SandboxRequest::of_session(settings);
+        let asked = self.daemon.workers.sandbox_settings(&settings.agent, &workspace.path, request);
+        self.state.sandbox.as_ref().is_none_or(|report| (report.asked, report.network) == asked)
+    }
+
     /// The worker that the journal says this session has.
     fn recorded_worker(&self) -> Option<RecordedWorker> {
         Some(RecordedWorker {
@@ -574,11 +583,10 @@ impl SessionActor {
             LinkEvent::Attached { applied, presence, pid, run_time_ms, model, reattached } => {
                 self.daemon.workers.set_pid(&self.session.id, pid);
                 let reattached = self.agent.mark_attached(presence, reattached);
-                // A previous daemon may have changed the model and died before it restarted the agent.
-                if reattached
-                    && matches!(presence, AgentPresence::Ready { .. })
-                    && model != self.state.settings.model
-                {
+                // A previous daemon may have changed settings and died before it restarted the agent.
+                let has_agent = matches!(presence, AgentPresence::Starting | AgentPresence::Ready { .. });
+                let is_current = || model == self.state.settings.model && self.is_confined_as_asked();
+                if reattached && has_agent && !is_current() {
                     self.agent.mark_outdated();
                 }
                 let attached = SessionInput::WorkerAttached { applied, reattached, run_time_ms };
