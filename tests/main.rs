@@ -48,6 +48,7 @@ mod mcp;
 mod mcp_http;
 mod mcp_limits;
 mod mcp_permissions;
+mod mcp_sandbox;
 mod model_proxy;
 mod modes;
 mod old_home;

@@ -22,7 +22,7 @@ async fn rpc(client: &TestClient, method: &str, params: Value) -> Value {
     serde_json::from_str(data.unwrap_or(&text)).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-async fn call(client: &TestClient, tool: &str, arguments: Value) -> Value {
+pub(crate) async fn call(client: &TestClient, tool: &str, arguments: Value) -> Value {
     let answer = rpc(client, "tools/call", json!({ "name": tool, "arguments": arguments })).await;
     answer["result"]["structuredContent"].clone()
 }

@@ -14,7 +14,7 @@ async fn start_without_support() -> TestDaemon {
 }
 
 /// The `sandbox` of the last `worker.started`.
-async fn started_sandbox(session: &TestSession) -> Value {
+pub(crate) async fn started_sandbox(session: &TestSession) -> Value {
     let events = session.events().await;
     let started = events.iter().rev().find(|event| event.kind == "worker.started").unwrap();
     started.data["sandbox"].clone()
@@ -94,6 +94,53 @@ async fn a_change_counts_from_the_agents_next_start() {
     assert_eq!((&started["asked"], &started["level"]), (&json!("off"), &json!("off")));
     assert_eq!(started.get("why"), None, "nobody wonders why");
     assert_eq!(session.show().await["sandbox"], started);
+}
+
+#[tokio::test]
+async fn a_change_counts_although_the_daemon_is_killed_before_the_agents_next_start() {
+    let mut daemon = TestDaemon::start().await;
+    let session = daemon.session("script").await;
+    let first = session.prompt_script(&[await_steer(600_000)]).await;
+    session.wait_for_start(&first).await;
+    session.patch(json!({"sandbox": "off"})).await;
+    daemon.restart().await;
+    session.steer("go").await;
+    session.wait(&first).await;
+    session.run_script(&[say("y")]).await;
+    assert_eq!(started_sandbox(&session).await["asked"], "off");
+
+    // The same for an agent that is not ready yet.
+    let slow = json!({"agent": "script", "env": {"SCRIPT_READY_MS": "1000"}});
+    let session = daemon.session_with(slow).await;
+    let first = session.prompt_script(&[say("x")]).await;
+    session.wait_for_event("its worker", |event| event.kind == "worker.started").await;
+    session.patch(json!({"sandbox": "off"})).await;
+    daemon.restart().await;
+    session.wait(&first).await;
+    session.run_script(&[say("y")]).await;
+    assert_eq!(started_sandbox(&session).await["asked"], "off");
+}
+
+#[tokio::test]
+async fn a_change_is_judged_by_what_earlier_changes_ask_for() {
+    let daemon = TestDaemon::start().await;
+    let workspace = daemon.workspace().await;
+    let cut_off = json!({"agent": "script", "sandbox": "deck", "network": "off"});
+    if workspace.try_session(cut_off).await.status == 409 {
+        // This machine can cut no agent off from the network, so no change asks for it.
+        return;
+    }
+    let session = workspace.session_with(json!({"agent": "script", "sandbox": "deck"})).await;
+    session.run_script(&[say("x")]).await;
+    let shown = session.patch(json!({"network": "off"})).await["sandbox"].clone();
+    assert_eq!((&shown["network"], &shown["network_asked"]), (&json!("on"), &json!("off")), "{shown}");
+    let refused = session.try_patch(json!({"sandbox": "off"})).await;
+    assert_eq!(refused.expect_refusal(409, "sandbox_unavailable")["wanted"], "network: off");
+    session.run_script(&[say("y")]).await;
+    let shown = session.show().await["sandbox"].clone();
+    assert_eq!((&shown["network"], shown.get("network_asked")), (&json!("off"), None), "{shown}");
+    session.patch(json!({"sandbox": "off", "network": "on"})).await;
+    assert_eq!(session.run_script(&[say("z")]).await["text"], "z");
 }
 
 #[tokio::test]

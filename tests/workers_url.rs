@@ -42,6 +42,20 @@ async fn a_worker_is_run_by_its_address_and_its_answer_is_printed() {
 }
 
 #[tokio::test]
+async fn more_asks_than_a_worker_may_have_open_wait_and_each_is_judged() {
+    const ASKS: usize = 90;
+    let daemon = TestDaemon::start().await;
+    let (_worker, agent) = worker(&daemon.home, "script").await;
+    let session = daemon.session_with(json!({ "agent": agent, "policy": "deny" })).await;
+    let run = session.run_script(&[ask_at_once("Bash", ASKS)]).await;
+    assert_eq!(run["text"], format!("0 allowed, {ASKS} denied"));
+    let events = session.events().await;
+    let judged = events.iter().filter(|event| event.kind == "ask.resolved" && event.data["by"] == "policy");
+    assert_eq!(judged.count(), ASKS);
+    journal_rules::check(&events);
+}
+
+#[tokio::test]
 async fn one_prompt_follows_another_and_each_has_its_result() {
     let daemon = TestDaemon::start().await;
     let (_worker, agent) = worker(&daemon.home, "echo").await;

@@ -13,7 +13,9 @@ use super::deck::StormDeck;
 use super::prompts::marker;
 use super::readers::{StormReaderKind, StormReading};
 use super::settle::list;
-use super::{file_checks, process_checks, stream_checks};
+use super::{
+    ask_checks, file_checks, process_checks, quota_checks, sandbox_checks, setting_checks, stream_checks,
+};
 
 /// How long readers may take to come to the end of the journal.
 const READERS_LIMIT: Duration = Duration::from_secs(60);
@@ -25,6 +27,7 @@ pub(crate) async fn check(deck: &StormDeck, readers: JoinSet<StormReading>) {
     });
     check_lists_are_quiet(deck, &stuck).await;
     process_checks::check_workers_have_sessions(deck).await;
+    process_checks::check_closed_sessions_left_nothing(deck).await;
     let Some(journal) = read_journal(deck).await else {
         deck.violation(None, "the journal cannot be read to its end".to_owned());
         return;
@@ -35,7 +38,9 @@ pub(crate) async fn check(deck: &StormDeck, readers: JoinSet<StormReading>) {
     check_receipts(deck, &journal, &unjudged_runs);
     check_cancels(deck, &journal, &purged);
     check_markers(deck, &journal);
-    check_asks(deck, &journal, &purged);
+    ask_checks::check_asks(deck, &journal, &purged);
+    ask_checks::check_limit(deck, &journal);
+    ask_checks::check_floods(deck, &journal, &unjudged_runs);
     check_steers(deck, &journal, &unjudged_runs);
     check_mail(deck, &journal, &purged);
     check_fleets(deck, &journal, &purged);
@@ -43,6 +48,10 @@ pub(crate) async fn check(deck: &StormDeck, readers: JoinSet<StormReading>) {
     for reading in read_to_end(deck, &journal, readers).await {
         stream_checks::check_reading(deck, &journal, &purged, &reading);
     }
+    sandbox_checks::check_confinement(deck, &journal, &unjudged_runs);
+    sandbox_checks::check_namespaces(deck).await;
+    setting_checks::check_modes(deck, &journal, &unjudged_runs).await;
+    quota_checks::check_quotas(deck, &journal).await;
     check_metrics(deck).await;
     file_checks::check_worktrees(deck).await;
     process_checks::close_everything(deck).await;
@@ -106,7 +115,10 @@ fn purged_sessions(deck: &StormDeck, journal: &[TestEvent]) -> BTreeSet<String> 
     }
 }
 
-fn by_session<'a>(journal: &'a [TestEvent], purged: &BTreeSet<String>) -> BTreeMap<&'a str, Vec<TestEvent>> {
+pub(crate) fn by_session<'a>(
+    journal: &'a [TestEvent],
+    purged: &BTreeSet<String>,
+) -> BTreeMap<&'a str, Vec<TestEvent>> {
     let mut sessions: BTreeMap<&str, Vec<TestEvent>> = BTreeMap::new();
     for event in journal {
         if let Some(session) = event.session_id.as_deref().filter(|session| !purged.contains(*session)) {
@@ -151,7 +163,7 @@ fn quietly(check: impl FnOnce() + std::panic::UnwindSafe) -> Result<(), String> 
 }
 
 /// How each run ended.
-fn ends(journal: &[TestEvent]) -> BTreeMap<&str, &TestEvent> {
+pub(crate) fn ends(journal: &[TestEvent]) -> BTreeMap<&str, &TestEvent> {
     let finished = journal.iter().filter(|event| event.kind == "run.finished");
     finished.filter_map(|event| Some((event.run_id.as_deref()?, event))).collect()
 }
@@ -215,47 +227,6 @@ fn check_markers(deck: &StormDeck, journal: &[TestEvent]) {
             if is_own && !seen.insert(number) {
                 deck.violation(Some(session), format!("{} reached the agent twice", marker(number)));
             }
-        }
-    }
-}
-
-/// Who answered an ask and was told so is who answered it.
-fn check_asks(deck: &StormDeck, journal: &[TestEvent], purged: &BTreeSet<String>) {
-    let mut resolved: BTreeMap<&str, Vec<&TestEvent>> = BTreeMap::new();
-    let mut delivered: BTreeMap<&str, usize> = BTreeMap::new();
-    for event in journal {
-        let id = event.data["ask_id"].as_str().or(event.data["id"].as_str()).unwrap_or_default();
-        match event.kind.as_str() {
-            "ask.resolved" => resolved.entry(id).or_default().push(event),
-            "ask.delivered" => *delivered.entry(id).or_default() += 1,
-            _ => {}
-        }
-    }
-    for (ask, events) in &resolved {
-        if events.len() > 1 {
-            deck.violation(
-                events[0].session_id.as_deref(),
-                format!("{ask} was resolved {} times", events.len()),
-            );
-        }
-        if delivered.get(ask).is_some_and(|count| *count > 1) {
-            deck.violation(events[0].session_id.as_deref(), format!("{ask} was delivered more than once"));
-        }
-    }
-    for (ask, answers) in deck.record(|record| record.answers.clone()) {
-        if answers.len() > 1 {
-            deck.violation(None, format!("{ask}: {} answers were told to have won", answers.len()));
-        }
-        let Some(event) = resolved.get(ask.as_str()).and_then(|events| events.first()) else {
-            let is_purged = !purged.is_empty();
-            if !is_purged {
-                deck.violation(None, format!("{ask} was answered, which is not in the journal"));
-            }
-            continue;
-        };
-        if event.data["by"] != "user" || event.data["answer"] != answers[0] {
-            let what = format!("{ask} was answered with {} and is resolved as {}", answers[0], event.data);
-            deck.violation(event.session_id.as_deref(), what);
         }
     }
 }

@@ -65,6 +65,34 @@ impl OtherMachine {
     }
 }
 
+/// What this machine can confine agents with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SandboxSupport {
+    pub(crate) deck: bool,
+    pub(crate) workspace: bool,
+    pub(crate) network_off: bool,
+}
+
+impl SandboxSupport {
+    /// Finds out by sessions that ask for it.
+    async fn find(client: &TestClient, workspace: &str) -> Self {
+        let can = async |settings: Value| {
+            let path = format!("/v1/workspaces/{workspace}/sessions");
+            let response = client.post(&path, &settings).await;
+            let id = response.json()["id"].as_str().unwrap_or_default().to_owned();
+            if response.status == 201 {
+                client.delete(&format!("{path}/{id}")).await.expect(200);
+            }
+            response.status == 201
+        };
+        Self {
+            deck: can(json!({ "agent": "script", "sandbox": "deck" })).await,
+            workspace: can(json!({ "agent": "script", "sandbox": "workspace" })).await,
+            network_off: can(json!({ "agent": "script", "sandbox": "deck", "network": "off" })).await,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct StormDeck {
     pub(crate) options: StormOptions,
@@ -81,6 +109,7 @@ pub(crate) struct StormDeck {
     pub(crate) tcp: TestClient,
     /// The agent of sessions that run on the worker with a URL.
     pub(crate) url_agent: Option<String>,
+    pub(crate) support: SandboxSupport,
     pub(crate) home: PathBuf,
     /// A workspace outside git, and one that is a repository.
     pub(crate) plain_workspace: String,
@@ -118,6 +147,7 @@ impl StormDeck {
             TestClient::tcp(proxy.address()).with_header("host", "localhost").with_token(&daemon.token());
         let plain_workspace = daemon.workspace().await.id;
         let git_workspace = unix.workspace(&repository).await.id;
+        let support = SandboxSupport::find(&unix, &plain_workspace).await;
         let (mut machines, mut url_agent) = (Vec::new(), None);
         if options.features.other_machines {
             let token = daemon.qd(&["workers", "token", LABEL, "--json"]).await.json();
@@ -145,6 +175,7 @@ impl StormDeck {
             unix,
             tcp,
             url_agent,
+            support,
             plain_workspace,
             git_workspace,
             next_number: AtomicU64::new(1),

@@ -9,8 +9,10 @@
 //! - [`readers`]: readers of event streams.
 //! - [`faults`]: what breaks.
 //! - [`settle`]: the end: everything is healed, and all work must come to an end.
-//! - [`checker`], [`stream_checks`], [`process_checks`], [`file_checks`]: the comparison.
+//! - [`checker`]: the comparison; [`ask_checks`], [`sandbox_checks`], [`setting_checks`], [`quota_checks`],
+//!   [`stream_checks`], [`process_checks`], [`file_checks`]: its parts.
 
+mod ask_checks;
 mod checker;
 pub(crate) mod clients;
 pub(crate) mod deck;
@@ -19,8 +21,11 @@ mod file_checks;
 mod fleet_files;
 mod process_checks;
 mod prompts;
+mod quota_checks;
 pub(crate) mod readers;
 pub(crate) mod record;
+mod sandbox_checks;
+mod setting_checks;
 mod settle;
 mod stream_checks;
 
@@ -64,6 +69,16 @@ pub(crate) struct StormFeatures {
     pub(crate) worktrees: bool,
     /// Sessions on a joined machine and on a worker with a URL.
     pub(crate) other_machines: bool,
+    /// Sessions that are confined in every way, and otherwise after a change.
+    pub(crate) sandboxes: bool,
+    /// Modes, which users set and agents switch.
+    pub(crate) modes: bool,
+    /// Agents that report that their quota is exhausted.
+    pub(crate) quotas: bool,
+    /// Clients whose tokens have roles, expire and are revoked.
+    pub(crate) tokens: bool,
+    /// Agents that ask or say more than a session may.
+    pub(crate) session_limits: bool,
     /// Faults: writes and syncs that fail.
     pub(crate) broken_disks: bool,
     /// Faults: the wall clock jumps.
@@ -92,6 +107,11 @@ impl StormFeatures {
         halts: true,
         worktrees: true,
         other_machines: true,
+        sandboxes: true,
+        modes: true,
+        quotas: true,
+        tokens: true,
+        session_limits: true,
         broken_disks: true,
         clock_jumps: true,
         deleted_sockets: true,
@@ -128,6 +148,9 @@ pub(crate) async fn run_storm(options: StormOptions) -> StormReport {
     }
     for _ in 0..2 {
         tasks.spawn(clients::answer_asks(deck.clone(), SeededRandom::new(random.next_number())));
+    }
+    if options.features.tokens {
+        tasks.spawn(clients::use_tokens(deck.clone(), SeededRandom::new(random.next_number())));
     }
     tasks.spawn(faults::break_things(deck.clone(), SeededRandom::new(random.next_number())));
     tokio::time::sleep(options.duration).await;

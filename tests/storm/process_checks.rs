@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::StormFaultLevel;
 use super::deck::StormDeck;
 use super::file_checks::leftover_spools;
+use super::prompts::sleeper_argument;
 use super::settle::list;
 
 /// How long processes may take to end after their session has. The daemon looks for what was left every minute.
@@ -64,6 +65,26 @@ pub(crate) async fn check_workers_have_sessions(deck: &StormDeck) {
             |process: &&ObservedProcess| !process.has_role("serve") && !process.has_role("__worker");
         let strays = processes.iter().filter(supervised).filter(|process| !belongs(process));
         strays.map(|process| format!("{} belongs to no worker that is listed", describe(process))).collect()
+    })
+    .await;
+}
+
+/// What agents have left ends with their sessions.
+pub(crate) async fn check_closed_sessions_left_nothing(deck: &StormDeck) {
+    let markers = deck.record(|record| record.markers.clone());
+    let owners: BTreeMap<String, String> =
+        markers.into_iter().map(|(number, session)| (sleeper_argument(number), session)).collect();
+    must_become_empty(deck, async || {
+        let Some(open) = list(deck, "/v1/sessions?open=true").await else {
+            return vec!["no list of sessions".to_owned()];
+        };
+        let open: BTreeSet<&str> = open.iter().map(|session| text(&session["id"])).collect();
+        let left = processes::all_processes().into_iter().filter_map(|process| {
+            let owner = owners.get(process.args.get(1)?).filter(|owner| !open.contains(owner.as_str()))?;
+            let is_left = process.is_alive();
+            is_left.then(|| format!("{} is left of {owner}, which is closed", describe(&process)))
+        });
+        left.collect()
     })
     .await;
 }

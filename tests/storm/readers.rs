@@ -10,7 +10,7 @@ use qd_testkit::{SeededRandom, TestEvent, TestEventStream, processes};
 
 use super::deck::StormDeck;
 use super::prompts::sleeper_argument;
-use super::record::{EventTrace, StormSession, trace};
+use super::record::{EventTrace, StormAgent, StormSession, trace};
 
 /// How long a stream may take to open.
 const OPEN_LIMIT: Duration = Duration::from_secs(5);
@@ -130,7 +130,7 @@ async fn notice(deck: &StormDeck, event: &TestEvent) {
                 deck.add_session(StormSession {
                     id: id.clone(),
                     workspace: workspace.clone(),
-                    is_script: event.data["agent"] == "script",
+                    agent: StormAgent::from_name(event.data["agent"].as_str().unwrap_or_default()),
                     has_worktree: false,
                 });
             }

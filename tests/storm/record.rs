@@ -32,17 +32,40 @@ fn hash(value: &impl std::hash::Hash) -> u64 {
     hasher.finish()
 }
 
+/// The agent of a session, as far as clients care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StormAgent {
+    Echo,
+    Script,
+    /// `script` on the joined machine, or behind the worker with a URL.
+    ScriptElsewhere,
+}
+
+impl StormAgent {
+    pub(crate) fn from_name(name: &str) -> Self {
+        match name {
+            "echo" => Self::Echo,
+            "script" => Self::Script,
+            _ => Self::ScriptElsewhere,
+        }
+    }
+}
+
 /// A session that clients may use.
 #[derive(Debug, Clone)]
 pub(crate) struct StormSession {
     pub(crate) id: String,
     pub(crate) workspace: String,
-    /// Whether its prompts are steps; the others are echoed.
-    pub(crate) is_script: bool,
+    pub(crate) agent: StormAgent,
     pub(crate) has_worktree: bool,
 }
 
 impl StormSession {
+    /// Whether its prompts are steps; the others are echoed.
+    pub(crate) fn is_script(&self) -> bool {
+        self.agent != StormAgent::Echo
+    }
+
     pub(crate) fn path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}/sessions/{}{rest}", self.workspace, self.id)
     }
@@ -64,6 +87,10 @@ pub(crate) struct StormRecord {
     pub(crate) cancelled: BTreeMap<String, String>,
     /// Answers to asks that were told to have won.
     pub(crate) answers: BTreeMap<String, Vec<Value>>,
+    /// Asks that the bearer of a token answered, with the token's name.
+    pub(crate) answers_by_token: BTreeMap<String, String>,
+    /// Runs that ask more often at once than a session may have open asks, with how often.
+    pub(crate) ask_floods: BTreeMap<String, u64>,
     /// Steers that were accepted: session and receipt.
     pub(crate) steers: Vec<(String, Value)>,
     /// Mail that was accepted over HTTP: its id, session and receipt.

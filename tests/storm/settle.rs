@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use hyper::Method;
 use serde_json::{Value, json};
 
-use super::clients::answer;
+use super::StormFaultLevel;
+use super::clients::{ANSWERED, answer};
 use super::deck::StormDeck;
 
 /// No event for so long means that nothing happens any more. It is longer than every limit of the product that work
@@ -15,6 +16,10 @@ use super::deck::StormDeck;
 const STUCK_AFTER: Duration = Duration::from_secs(75);
 /// How long all work may take to come to an end. Work that goes on for ever is not progress.
 const SETTLE_LIMIT: Duration = Duration::from_secs(180);
+
+/// How long a quota may take to reset at the end. Those of a storm reset within seconds, unless the clock jumped between an
+/// agent's report and the daemon that read it; then a person releases them.
+const QUOTAS_LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) async fn settle(deck: &StormDeck) {
     deck.heal().await;
@@ -30,6 +35,9 @@ pub(crate) async fn settle(deck: &StormDeck) {
         let seq = deck.last_seq.load(Ordering::Relaxed);
         if seq != last_seq {
             (last_seq, last_progress) = (seq, Instant::now());
+        }
+        if last_progress.elapsed() > QUOTAS_LIMIT && deck.options.faults == StormFaultLevel::All {
+            release_quotas(deck).await;
         }
         if last_progress.elapsed() > STUCK_AFTER || began.elapsed() > SETTLE_LIMIT {
             for (session, what) in unfinished.unwrap_or_else(|| vec![(None, "no answer".to_owned())]) {
@@ -51,6 +59,14 @@ async fn lift_halt(deck: &StormDeck) {
     deck.violation(None, "the halt cannot be lifted".to_owned());
 }
 
+async fn release_quotas(deck: &StormDeck) {
+    for quota in list(deck, "/v1/quotas").await.unwrap_or_default() {
+        let path = format!("/v1/quotas/{}", quota["account"].as_str().unwrap_or_default());
+        deck.request(&deck.unix, Method::DELETE, &path, None, &[200, 404]).await;
+        deck.record(|record| record.count("quotas released at the end"));
+    }
+}
+
 /// Answers all asks, so that whoever waits for one goes on.
 async fn answer_everything(deck: &StormDeck) {
     let pending = deck.request(&deck.unix, Method::GET, "/v1/asks?state=pending", None, &[200]).await;
@@ -61,7 +77,7 @@ async fn answer_everything(deck: &StormDeck) {
         } else {
             json!({ "decision": "allow_once" })
         };
-        answer(deck, &deck.unix, id, &value).await;
+        answer(deck, &deck.unix, id, &value, &ANSWERED).await;
     }
 }
 

@@ -287,6 +287,7 @@ fn session_sandbox(state: &SessionState) -> api::SessionSandbox {
             asked: sandbox.unwrap_or(*asked),
             level: Some(*level),
             network: *in_force,
+            network_asked: network.filter(|asked| asked != in_force),
             why: why.clone(),
         },
         None => api::SessionSandbox {

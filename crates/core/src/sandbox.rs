@@ -43,6 +43,17 @@ pub fn stricter_setting(one: SandboxSetting, other: SandboxSetting) -> SandboxSe
     if strictness(other) > strictness(one) { other } else { one }
 }
 
+/// The setting that confines another agent at least as strictly as one at this level. On the same machine `auto` gives
+/// the other what it gave the first; on another machine the level has to be asked for by name.
+pub fn setting_of_level(level: SandboxLevel, on_same_machine: bool) -> SandboxSetting {
+    match level {
+        SandboxLevel::Off => SandboxSetting::Off,
+        SandboxLevel::Deck if on_same_machine => SandboxSetting::Auto,
+        SandboxLevel::Deck => SandboxSetting::Deck,
+        SandboxLevel::Workspace => SandboxSetting::Workspace,
+    }
+}
+
 /// The order in which settings promise more. `auto` promises nothing, but confines where it can.
 fn strictness(setting: SandboxSetting) -> u8 {
     match setting {
@@ -182,6 +193,20 @@ mod tests {
                 if let Err(error) = given {
                     assert_eq!(error.wanted, UnavailableSandbox::Level(asked));
                     assert!(error.to_string().contains("no user namespaces"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_agent_with_the_setting_of_a_level_gets_at_least_that_level_or_is_refused() {
+        for strongest in LEVELS {
+            for level in LEVELS.into_iter().filter(|level| *level <= strongest) {
+                let given = resolve_sandbox(setting_of_level(level, true), &support(strongest, true));
+                assert_eq!(given.ok(), Some(level), "on the same machine");
+                for elsewhere in LEVELS {
+                    let given = resolve_sandbox(setting_of_level(level, false), &support(elsewhere, true));
+                    assert!(given.is_err() || given.is_ok_and(|given| given >= level), "{level:?}");
                 }
             }
         }

@@ -106,8 +106,16 @@ impl ClientTokenStore {
         Ok(Self { keys, tokens, revocations: Mutex::default() })
     }
 
-    /// Creates a token. It is valid once this returns. `None` if another token has its name.
-    pub(crate) fn create(&self, new: NewClientToken) -> Result<Option<ClientToken>, HomeError> {
+    /// Creates a token, or finds the one that the same request created. It is valid once this returns. `None` if another
+    /// token has its name.
+    pub(crate) fn create(
+        &self,
+        new: NewClientToken,
+        request: Option<[u8; 32]>,
+    ) -> Result<Option<ClientToken>, HomeError> {
+        if let Some(known) = self.tokens.find_by_request(request) {
+            return Ok(Some(view(known)));
+        }
         let NewClientToken { name, role, workspace_id, expires_at } = new;
         if name == FILE_TOKEN_NAME || self.list().iter().any(|token| token.name == name) {
             return Ok(None);
@@ -115,7 +123,7 @@ impl ClientTokenStore {
         let id = TokenId::from_random(&random::bytes::<16>());
         let token = self.derive_token(&id, &name);
         let grant = ClientGrant { role, workspace_id, expires_at };
-        Ok(Some(view(self.tokens.add(id, Some(name), &token, grant)?)))
+        Ok(Some(view(self.tokens.add(id, Some(name), &token, grant, request)?)))
     }
 
     /// The token with this id, for the one response that shows it. It is derived and never stored: a repeat of the
@@ -217,14 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn a_repeat_of_the_request_finds_its_token_also_in_the_next_daemon() {
+        let (_folder, home) = temporary_home();
+        let request = Some([7; 32]);
+        let first = ClientTokenStore::open(&home).unwrap().create(new("ops"), request).unwrap();
+        let next = ClientTokenStore::open(&home).unwrap();
+        assert_eq!(next.create(new("ops"), request).unwrap(), first);
+        assert_eq!(next.create(new("ops"), Some([8; 32])).unwrap(), None, "another request is another token");
+        let id = first.unwrap().id;
+        next.revoke(&id).unwrap();
+        assert_ne!(
+            next.create(new("ops"), request).unwrap().unwrap().id,
+            id,
+            "a revoked token stays revoked"
+        );
+    }
+
+    #[test]
     fn a_token_names_itself_and_the_home_has_only_its_hash() {
         let (_folder, home) = temporary_home();
         let tokens = ClientTokenStore::open(&home).unwrap();
-        let created = tokens.create(new("ops")).unwrap().unwrap();
+        let created = tokens.create(new("ops"), None).unwrap().unwrap();
         let text = tokens.derive_token(&created.id, &created.name);
         assert!(text.starts_with("qdt_ops_") && ClientTokenStore::is_client_token(&text), "{text}");
-        assert_eq!(tokens.create(new("ops")).unwrap(), None, "a name is used once");
-        assert_eq!(tokens.create(new("file")).unwrap(), None, "events use it for the token in the home");
+        assert_eq!(tokens.create(new("ops"), None).unwrap(), None, "a name is used once");
+        assert_eq!(
+            tokens.create(new("file"), None).unwrap(),
+            None,
+            "events use it for the token in the home"
+        );
         let file = std::fs::read_to_string(home.client_tokens()).unwrap();
         assert!(file.contains("ops") && !file.contains(&text), "{file}");
         assert_eq!(std::fs::metadata(home.client_tokens()).unwrap().permissions().mode() & 0o7777, 0o600);
@@ -238,7 +267,7 @@ mod tests {
     async fn whoever_waits_for_the_end_of_a_token_learns_that_it_was_revoked() {
         let (_folder, home) = temporary_home();
         let tokens = ClientTokenStore::open(&home).unwrap();
-        let created = tokens.create(new("ops")).unwrap().unwrap();
+        let created = tokens.create(new("ops"), None).unwrap().unwrap();
         let text = tokens.derive_token(&created.id, &created.name);
         let open = bearer(&tokens, &text).unwrap();
         let ended = tokio::spawn(open.wait_for_end());
@@ -252,7 +281,7 @@ mod tests {
         let (_folder, home) = temporary_home();
         let tokens = ClientTokenStore::open(&home).unwrap();
         let soon = NewClientToken { expires_at: Some(Millis(Millis::now().0 + 20)), ..new("soon") };
-        let created = tokens.create(soon).unwrap().unwrap();
+        let created = tokens.create(soon, None).unwrap().unwrap();
         let open = bearer(&tokens, &tokens.derive_token(&created.id, &created.name)).unwrap();
         open.clone().wait_for_end().await;
         assert!(open.is_expired());

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use qd_core::session::SessionCommand;
-use qd_journal::{IdempotencyRecord, RowChange};
+use qd_journal::RowChange;
 use qd_protocol::api::{HaltRequest, HaltStatus};
 use qd_protocol::event::{EmptyEventData, EventActor, EventBody, HaltSet};
 use qd_protocol::{ApiError, Millis};
 
-use crate::actor::{IdempotencyKey, encode_failed};
+use crate::actor::IdempotencyKey;
 use crate::daemon::{Daemon, read_failed};
 
 /// The key of the halt among the journal's daemon-wide values.
@@ -87,12 +87,7 @@ impl Daemon {
         halt: &HaltStatus,
         key: Option<IdempotencyKey>,
     ) -> Result<(), ApiError> {
-        let doc = serde_json::to_vec(halt).map_err(encode_failed)?;
-        let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
-            key,
-            fingerprint,
-            make_response: Box::new(move |_| doc.clone()),
-        });
+        let record = key.map(|key| key.into_record(halt)).transpose()?;
         let rows = halt_row(halt).into_iter().collect();
         self.append_daemon_event(&body, actor, ts, rows, record).await
     }

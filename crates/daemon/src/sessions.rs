@@ -333,7 +333,7 @@ impl Daemon {
             let in_force = now.sandbox.clone().unwrap_or_default();
             let request = SandboxRequest {
                 level: patch.sandbox.or(Some(in_force.asked)),
-                network: patch.network.or(Some(in_force.network)),
+                network: patch.network.or(in_force.network_asked).or(Some(in_force.network)),
             };
             self.workers.plan_sandbox(&now.agent, project, request)?;
         }

@@ -29,6 +29,10 @@ pub(crate) struct StoredToken<G> {
     pub(crate) created_at: Millis,
     pub(crate) last_used_at: Option<Millis>,
     sha256: TokenHash,
+    /// The digest of the request that created the token, if it had an idempotency key: a repeat of it finds the token, even
+    /// if the daemon was killed before it had stored the response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<TokenHash>,
     #[serde(flatten)]
     pub(crate) grant: G,
 }
@@ -61,9 +65,11 @@ impl<G: Clone + Serialize + DeserializeOwned> TokenStore<G> {
         name: Option<String>,
         token: &str,
         grant: G,
+        request: Option<[u8; 32]>,
     ) -> Result<StoredToken<G>, HomeError> {
-        let sha256 = TokenHash(Sha256::digest(token).into());
-        let token = StoredToken { id, name, created_at: Millis::now(), last_used_at: None, sha256, grant };
+        let (sha256, request) = (TokenHash(Sha256::digest(token).into()), request.map(TokenHash));
+        let created_at = Millis::now();
+        let token = StoredToken { id, name, created_at, last_used_at: None, sha256, request, grant };
         self.update(|tokens| tokens.push(token.clone()))?;
         Ok(token)
     }
@@ -76,6 +82,12 @@ impl<G: Clone + Serialize + DeserializeOwned> TokenStore<G> {
     /// The token with this id, if it still exists.
     pub(crate) fn find(&self, id: &TokenId) -> Option<StoredToken<G>> {
         self.lock().iter().find(|token| token.id == *id).cloned()
+    }
+
+    /// The token that was created by this request.
+    pub(crate) fn find_by_request(&self, request: Option<[u8; 32]>) -> Option<StoredToken<G>> {
+        let request = request.map(TokenHash)?;
+        self.lock().iter().find(|token| token.request == Some(request)).cloned()
     }
 
     /// The token with this hash. All tokens are compared, each in constant time, so the response time reveals nothing.

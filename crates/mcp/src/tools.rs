@@ -156,6 +156,16 @@ impl ToolName {
                         "type": "number", "minimum": 0,
                         "description": "Dollars that it and all below it may cost before they are stopped."
                     },
+                    "sandbox": {
+                        "type": "string", "enum": ["deck", "workspace"],
+                        "description": "How strictly it is confined: `deck` keeps it from other processes and from \
+                            Quarterdeck's own files, `workspace` also from writing outside the project. It is always \
+                            confined at least as strictly as you."
+                    },
+                    "network": {
+                        "type": "string", "enum": ["off"],
+                        "description": "\"off\" leaves it without network."
+                    },
                     "directory": session("The project directory, absolute. Only for callers outside any session; an \
                         agent's own project is its directory."),
                     "wait": {

@@ -322,6 +322,9 @@ pub struct SessionSandbox {
     /// Whether the agent reaches the network.
     #[serde(default)]
     pub network: NetworkSetting,
+    /// Whether the agent is to reach the network from its next start on, if that differs from `network`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_asked: Option<NetworkSetting>,
     /// Why the agent is not confined although nobody asked for `off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,

@@ -53,12 +53,12 @@ pub fn ask_bash(command: &str) -> Value {
     ask("Bash", json!({ "command": command }))
 }
 
-/// Asks with a risk that the agent itself reports.
+/// Asks so many times at once, then sends how many were allowed and denied.
 pub fn ask_at_once(tool: &str, times: usize) -> Value {
     json!({ "ask": { "tool": tool, "times": times } })
 }
 
-/// The same with a risk of the agent's own.
+/// Asks with a risk that the agent itself reports.
 pub fn ask_risk(tool: &str, input: Value, risk: &str) -> Value {
     json!({ "ask": { "tool": tool, "input": input, "risk": risk } })
 }

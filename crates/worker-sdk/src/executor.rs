@@ -117,7 +117,8 @@ impl RunHandle {
         }
         let id = AskId::from_random(&random);
         // Registered before the ask is sent, because the answer may arrive at once.
-        let Some(reply) = self.shared.inbox.open_ask(id.clone()) else { return false };
+        let opened = self.unless_cancelled(self.shared.inbox.open_ask(id.clone())).await;
+        let Some(reply) = opened else { return false };
         match &self.shared.output {
             RunOutput::Plain(output) => {
                 let sent = output.send_approval_request(&id, approval, &self.shared.cancel).await;

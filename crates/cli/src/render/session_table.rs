@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn a_verbose_list_shows_the_level_in_force_and_what_was_asked_for() {
-        let sandbox = |asked, level, network| SessionSandbox { asked, level, network, why: None };
+        let sandbox =
+            |asked, level, network| SessionSandbox { asked, level, network, ..SessionSandbox::default() };
         let session = |sandbox| Session { sandbox: Some(sandbox), ..waiting_session("ses_1") };
         let mut sessions = vec![
             session(sandbox(SandboxSetting::Auto, Some(SandboxLevel::Deck), NetworkSetting::On)),

@@ -22,13 +22,14 @@ use qd_core::session::{
     AgentAvailability, SessionCommand, SessionContext, SessionEffect, SessionInput, SessionPhase,
     SessionState, deadline, may_start_worker, step,
 };
-use qd_journal::SessionKey;
+use qd_journal::{IdempotencyRecord, SessionKey};
 use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::event::EventActor;
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
 use qd_protocol::sandbox_spec::SandboxReport;
 use qd_protocol::{AccountId, ApiError, ErrorCode, EventBody, EventNumber, RunId};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -97,6 +98,13 @@ impl IdempotencyKey {
     /// Bytes for deriving an id when a request has a key but no id, so that the same request always gets the same id.
     pub(crate) fn digest(&self) -> [u8; 32] {
         Sha256::new().chain_update(self.fingerprint).chain_update(&self.key).finalize().into()
+    }
+
+    /// What an append stores, so that a repeat of the request gets this response.
+    pub(crate) fn into_record(self, response: &impl Serialize) -> Result<IdempotencyRecord, ApiError> {
+        let bytes = serde_json::to_vec(response).map_err(encode_failed)?;
+        let Self { key, fingerprint } = self;
+        Ok(IdempotencyRecord { key, fingerprint, make_response: Box::new(move |_| bytes.clone()) })
     }
 }
 
@@ -442,6 +450,19 @@ impl SessionActor {
         self.daemon.workers.plan_sandbox(&settings.agent, &workspace.path, request).ok()?
     }
 
+    /// Whether the agent was started with the confinement that now counts for the session. Reads manifests.
+    fn is_confined_as_asked(&self) -> bool {
+        let Ok(workspace) = self.daemon.workspaces.get(&self.session.workspace) else { return true };
+        let settings = &self.state.settings;
+        if !self.daemon.workers.is_local(&settings.agent) {
+            // The other machine may confine it more strictly than was asked for.
+            return true;
+        }
+        let request = SandboxRequest::of_session(settings);
+        let asked = self.daemon.workers.sandbox_settings(&settings.agent, &workspace.path, request);
+        self.state.sandbox.as_ref().is_none_or(|report| (report.asked, report.network) == asked)
+    }
+
     /// The worker that the journal says this session has.
     fn recorded_worker(&self) -> Option<RecordedWorker> {
         Some(RecordedWorker {
@@ -566,11 +587,10 @@ impl SessionActor {
             LinkEvent::Attached { applied, presence, pid, run_time_ms, model, reattached } => {
                 self.daemon.workers.set_pid(&self.session.id, pid);
                 let reattached = self.agent.mark_attached(presence, reattached);
-                // A previous daemon may have changed the model and died before it restarted the agent.
-                if reattached
-                    && matches!(presence, AgentPresence::Ready { .. })
-                    && model != self.state.settings.model
-                {
+                // A previous daemon may have changed settings and died before it restarted the agent.
+                let has_agent = matches!(presence, AgentPresence::Starting | AgentPresence::Ready { .. });
+                let is_current = || model == self.state.settings.model && self.is_confined_as_asked();
+                if reattached && has_agent && !is_current() {
                     self.agent.mark_outdated();
                 }
                 let attached = SessionInput::WorkerAttached { applied, reattached, run_time_ms };

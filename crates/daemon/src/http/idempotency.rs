@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use qd_journal::{AppendRequest, IdempotencyRecord};
+use qd_journal::AppendRequest;
 use qd_protocol::{ApiError, ErrorCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::unreadable_row;
-use crate::actor::{IdempotencyKey, encode_failed};
+use crate::actor::IdempotencyKey;
 use crate::daemon::{Daemon, append_failed, read_failed};
 
 /// Whether a response is already stored under its key.
@@ -66,9 +66,6 @@ async fn record_response<T: Serialize>(
     key: IdempotencyKey,
     response: &T,
 ) -> Result<(), ApiError> {
-    let IdempotencyKey { key, fingerprint } = key;
-    let bytes = serde_json::to_vec(response).map_err(encode_failed)?;
-    let record = IdempotencyRecord { key, fingerprint, make_response: Box::new(move |_| bytes.clone()) };
-    let append = AppendRequest { idempotency: Some(record), ..AppendRequest::default() };
+    let append = AppendRequest { idempotency: Some(key.into_record(response)?), ..AppendRequest::default() };
     daemon.journal.append(append).await.map(drop).map_err(append_failed)
 }

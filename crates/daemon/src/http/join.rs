@@ -28,6 +28,7 @@ use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery};
+use crate::actor::IdempotencyKey;
 use crate::daemon::{Daemon, stopping_error};
 use crate::edge::{HttpError, Json, OptionalJson, WebSocketRequest, internal_error};
 use crate::invalid_value;
@@ -71,12 +72,14 @@ async fn make_token(
 ) -> Result<(StatusCode, Json<CreatedWorkerToken>), HttpError> {
     check_new_token(&new)?;
     // The response stored under the key leaves out the token, which must not be in the journal.
-    let create = |_| async {
-        let token = with_tokens(&daemon, move |tokens| tokens.create(new)).await?;
+    let create = |key: Option<IdempotencyKey>| async {
+        let request = key.as_ref().map(IdempotencyKey::digest);
+        let token = with_tokens(&daemon, move |tokens| tokens.create(new, request)).await?;
         let WorkerToken { id, name, labels, agents, .. } = token.clone();
         let body = EventBody::TokenCreated(TokenCreated { labels, agents, ..TokenCreated::new(id, name) });
-        daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), None).await?;
-        Ok((token, ResponseRecording::NotWritten))
+        let record = key.map(|key| key.into_record(&token)).transpose()?;
+        daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), record).await?;
+        Ok((token, ResponseRecording::WrittenWithEffect))
     };
     let WorkerToken { id, name, created_at, labels, agents, .. } = run_once(&daemon, key, create).await?;
     let address = daemon.workers.join_address().cloned();

@@ -20,6 +20,7 @@ use super::caller::Caller;
 use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery};
+use crate::actor::IdempotencyKey;
 use crate::client_tokens::{ClientTokenStore, NAME_CHARS_MAX};
 use crate::daemon::Daemon;
 use crate::edge::{HttpError, Json, internal_error};
@@ -54,13 +55,13 @@ async fn create_token(
     caller: Caller,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewClientToken>>,
 ) -> Result<(StatusCode, Json<CreatedClientToken>), HttpError> {
-    check_new_token(&daemon, &new)?;
     // The response stored under the key leaves out the token, which must not be in the journal.
-    let create = |_| async {
+    let create = |key: Option<IdempotencyKey>| async {
+        check_new_token(&daemon, &new)?;
         // One at a time, because a name is used once.
         let _one_at_a_time = daemon.key_locks.lock("tokens".to_owned()).await;
-        let name = new.name.clone();
-        let created = with_tokens(&daemon, move |tokens| tokens.create(new)).await?;
+        let (name, request) = (new.name.clone(), key.as_ref().map(IdempotencyKey::digest));
+        let created = with_tokens(&daemon, move |tokens| tokens.create(new, request)).await?;
         let token = created.ok_or_else(|| {
             let message = format!("another token is named {name}; revoke it first, or choose another name");
             ApiError::new(ErrorCode::TokenNameTaken, message)
@@ -69,8 +70,9 @@ async fn create_token(
         let created = TokenCreated::new(id, Some(name));
         let body =
             EventBody::TokenCreated(TokenCreated { role: Some(role), workspace_id, expires_at, ..created });
-        daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), None).await?;
-        Ok((token, ResponseRecording::NotWritten))
+        let record = key.map(|key| key.into_record(&token)).transpose()?;
+        daemon.append_daemon_event(&body, &caller.actor, Millis::now(), Vec::new(), record).await?;
+        Ok((token, ResponseRecording::WrittenWithEffect))
     };
     let ClientToken { id, name, role, workspace_id, created_at, expires_at, .. } =
         run_once(&daemon, key, create).await?;

@@ -55,8 +55,16 @@ impl WorkerTokenStore {
         Ok(Self { keys, tokens: TokenStore::open(&home.worker_tokens())? })
     }
 
-    /// Creates a token. It is valid once this returns. Without labels it is bound to one that is made from its name.
-    pub(crate) fn create(&self, new: NewWorkerToken) -> Result<WorkerToken, HomeError> {
+    /// Creates a token, or finds the one that the same request created. It is valid once this returns. Without labels it is
+    /// bound to one that is made from its name.
+    pub(crate) fn create(
+        &self,
+        new: NewWorkerToken,
+        request: Option<[u8; 32]>,
+    ) -> Result<WorkerToken, HomeError> {
+        if let Some(known) = self.tokens.find_by_request(request) {
+            return Ok(view(known));
+        }
         let id = TokenId::from_random(&random::bytes::<16>());
         let NewWorkerToken { name, mut labels, agents } = new;
         if labels.is_empty() {
@@ -65,7 +73,7 @@ impl WorkerTokenStore {
         let agents = Some(agents).filter(|agents| !agents.is_empty());
         let grant = WorkerGrant { labels: Some(labels), agents };
         let token = self.derive_token(&id);
-        self.tokens.add(id, name, &token, grant).map(view)
+        self.tokens.add(id, name, &token, grant, request).map(view)
     }
 
     /// The token with this id, for the one response that shows it. It is derived and never stored: a repeat of the
@@ -135,13 +143,13 @@ mod tests {
     fn a_token_is_bound_to_its_labels_else_to_one_made_from_its_name_or_id() {
         let (_folder, home) = temporary_home();
         let tokens = open(&home);
-        let labels = |new: NewWorkerToken| tokens.create(new).unwrap().labels.unwrap();
+        let labels = |new: NewWorkerToken| tokens.create(new, None).unwrap().labels.unwrap();
         assert_eq!(labels(named(Some("box_1.lan"))), ["box_1.lan"]);
         assert_eq!(labels(named(Some("my big box"))), ["my-big-box"]);
         let gpu = NewWorkerToken { labels: vec!["gpu".to_owned()], ..named(Some("box")) };
         assert_eq!(labels(gpu), ["gpu"]);
         for name in [None, Some("  "), Some("\u{2026}")] {
-            let token = tokens.create(named(name)).unwrap();
+            let token = tokens.create(named(name), None).unwrap();
             let start = token.id.as_str().trim_start_matches(TokenId::PREFIX)[..SHORT_ID_CHARS].to_owned();
             assert_eq!(token.labels, Some(vec![start]), "{name:?}");
         }
@@ -150,7 +158,7 @@ mod tests {
     #[test]
     fn a_token_of_an_earlier_release_allows_any_label() {
         let (_folder, home) = temporary_home();
-        let token = open(&home).create(named(Some("box"))).unwrap();
+        let token = open(&home).create(named(Some("box")), None).unwrap();
         let text = std::fs::read_to_string(home.worker_tokens()).unwrap();
         let mut stored: serde_json::Value = serde_json::from_str(&text).unwrap();
         let fields = stored[0].as_object_mut().unwrap();
@@ -164,8 +172,8 @@ mod tests {
     fn a_token_is_known_by_its_hash_alone_and_the_next_daemon_knows_it_too() {
         let (_folder, home) = temporary_home();
         let tokens = open(&home);
-        let token = tokens.create(named(Some("box"))).unwrap();
-        let other = tokens.create(named(None)).unwrap();
+        let token = tokens.create(named(Some("box")), None).unwrap();
+        let other = tokens.create(named(None), None).unwrap();
         let text = tokens.derive_token(&token.id);
         assert!(text.starts_with(PREFIX) && text != tokens.derive_token(&other.id));
         assert_eq!(bearer(&tokens, &text), Some(token.id.clone()));
@@ -182,7 +190,7 @@ mod tests {
     fn a_revoked_token_is_known_to_nobody_any_more() {
         let (_folder, home) = temporary_home();
         let tokens = open(&home);
-        let token = tokens.create(named(None)).unwrap();
+        let token = tokens.create(named(None), None).unwrap();
         tokens.mark_used(&token.id).unwrap();
         assert!(tokens.list()[0].last_used_at.is_some());
         assert!(tokens.revoke(&token.id).unwrap().is_some());

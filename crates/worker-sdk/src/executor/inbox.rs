@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, VecDeque};
 use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::{AskId, EventNumber};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// How many requests for approval of one run may wait for their answers. Another one is denied at once.
+/// How many requests for approval of one run may wait for their answers. Another one is sent when one of them has its
+/// answer.
 pub const PENDING_ASKS_MAX: usize = 64;
 /// How many bytes of steers may wait for a run.
 const STEER_BYTES_MAX: usize = 8 << 20;
@@ -21,10 +22,19 @@ pub(crate) struct RunSteer {
     pub(crate) number: Option<EventNumber>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RunInbox {
     state: Mutex<RunInboxState>,
     steer_arrived: Notify,
+    /// One permit for each ask that may be open.
+    ask_permits: Semaphore,
+}
+
+impl Default for RunInbox {
+    fn default() -> Self {
+        let (state, steer_arrived) = (Mutex::default(), Notify::default());
+        Self { state, steer_arrived, ask_permits: Semaphore::new(PENDING_ASKS_MAX) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -81,22 +91,19 @@ impl RunInbox {
         }
     }
 
-    /// Registers an ask and returns a future of its answer, or `None` if too many asks are open. Dropping the future
-    /// forgets the ask.
-    pub(crate) fn open_ask(&self, ask: AskId) -> Option<impl Future<Output = Option<bool>>> {
-        let mut state = self.lock();
-        if state.open_asks.len() >= PENDING_ASKS_MAX {
-            return None;
-        }
+    /// Registers an ask, once there is room for it, and returns a future of its answer. Dropping the future forgets the
+    /// ask.
+    pub(crate) async fn open_ask(&self, ask: AskId) -> impl Future<Output = Option<bool>> {
+        // An error would mean that the semaphore is closed, which nobody does.
+        let permit = self.ask_permits.acquire().await.ok();
         let (sender, receiver) = oneshot::channel();
-        state.open_asks.insert(ask.clone(), sender);
-        drop(state);
+        self.lock().open_asks.insert(ask.clone(), sender);
         let guard = OpenAskGuard { inbox: self, ask };
-        Some(async move {
+        async move {
             let allowed = receiver.await.ok().flatten();
-            drop(guard);
+            drop((guard, permit));
             allowed
-        })
+        }
     }
 
     fn pop_steer(&self) -> Option<RunSteer> {
@@ -125,6 +132,8 @@ impl Drop for OpenAskGuard<'_> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn ask(name: &str) -> AskId {
@@ -161,7 +170,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_first_answer_with_the_right_id_counts() {
         let inbox = RunInbox::default();
-        let reply = inbox.open_ask(ask("a")).unwrap();
+        let reply = inbox.open_ask(ask("a")).await;
         inbox.resolve_ask(&ask("b"), Some(false));
         inbox.resolve_ask(&ask("a"), Some(true));
         inbox.resolve_ask(&ask("a"), Some(false));
@@ -169,14 +178,27 @@ mod tests {
         assert!(inbox.lock().open_asks.is_empty());
     }
 
-    #[test]
-    fn an_ask_is_forgotten_with_its_wait() {
+    #[tokio::test]
+    async fn an_ask_is_forgotten_with_its_wait() {
         let inbox = RunInbox::default();
-        drop(inbox.open_ask(ask("a")));
+        drop(inbox.open_ask(ask("a")).await);
         assert!(inbox.lock().open_asks.is_empty());
-        let many: Vec<_> =
-            (0..PENDING_ASKS_MAX).map(|n| inbox.open_ask(ask(&format!("a{n}"))).unwrap()).collect();
-        assert!(inbox.open_ask(ask("b")).is_none());
-        drop(many);
+    }
+
+    #[tokio::test]
+    async fn an_ask_beyond_the_limit_waits_until_another_has_its_answer() {
+        let inbox = RunInbox::default();
+        let mut open = Vec::new();
+        for n in 0..PENDING_ASKS_MAX {
+            open.push(Box::pin(inbox.open_ask(ask(&format!("a{n}"))).await));
+        }
+        let mut next = Box::pin(inbox.open_ask(ask("next")));
+        assert!(next.as_mut().now_or_never().is_none());
+        inbox.resolve_ask(&ask("a0"), Some(true));
+        assert!(next.as_mut().now_or_never().is_none(), "the run has not taken the answer yet");
+        assert_eq!(open.remove(0).await, Some(true));
+        let reply = next.await;
+        inbox.resolve_ask(&ask("next"), Some(true));
+        assert_eq!(reply.await, Some(true));
     }
 }

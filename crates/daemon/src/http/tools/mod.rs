@@ -54,8 +54,8 @@ struct ToolPath {
     request_body(content = Object, description = "The tool's arguments; see docs/mcp.md"),
     responses(
         (status = 200, description = "The tool's result", body = Object),
-        (status = 409, description = "`agent_unavailable`, `session_closed`, `not_running`, `steer_unsupported`, \
-            `withdrawn`, `permission_pending` (with the `ask_id` in the details; repeat the request with the same \
+        (status = 409, description = "`agent_unavailable`, `sandbox_unavailable`, `session_closed`, `not_running`, \
+            `steer_unsupported`, `withdrawn`, `permission_pending` (with the `ask_id` in the details; repeat the request with the same \
             `Idempotency-Key`) or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`too_many_sessions`, `too_many_asks`, `queue_full` or `overloaded`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use qd_core::sandbox::setting_of_level;
 use qd_journal::SessionFilter;
 use qd_protocol::api::{NewRun, NewSession, NewWorkspace, Session};
 use qd_protocol::event::EventActor;
 use qd_protocol::limits::{CHILDREN_MAX, TREE_SESSIONS_MAX};
 use qd_protocol::policy::{Policy, PolicyVerdict};
+use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 use qd_protocol::{ApiError, ErrorCode, RunId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -34,6 +36,8 @@ pub(super) struct SpawnAgentArguments {
     policy: Option<Policy>,
     worktree: Option<bool>,
     budget_usd: Option<f64>,
+    sandbox: Option<SandboxSetting>,
+    network: Option<NetworkSetting>,
     directory: Option<String>,
 }
 
@@ -47,9 +51,19 @@ pub(super) async fn spawn_agent(
     if arguments.prompt.trim().is_empty() {
         return Err(invalid_value("`prompt` is empty; describe the agent's task"));
     }
-    let SpawnAgentArguments { agent, prompt, title, model, policy, worktree, budget_usd, directory } =
-        arguments;
-    let mut new = NewSession { agent, title, model, policy, worktree, budget_usd, ..NewSession::default() };
+    let SpawnAgentArguments { agent, prompt, title, model, policy, worktree, budget_usd, .. } = arguments;
+    let SpawnAgentArguments { sandbox, network, directory, .. } = arguments;
+    let mut new = NewSession {
+        agent,
+        title,
+        model,
+        policy,
+        worktree,
+        budget_usd,
+        sandbox,
+        network,
+        ..NewSession::default()
+    };
     let workspace = match caller {
         ToolCaller::User(actor) => user_workspace(daemon, actor, directory).await?,
         ToolCaller::Session(own) => {
@@ -161,17 +175,25 @@ async fn inherit_from_parent(
     Ok(())
 }
 
-/// Confines a child session at least as strictly as its parent, so that an agent cannot have another do what it cannot.
+/// Confines a child session at least as strictly as its parent and as the manifest and the settings say, so that an agent
+/// cannot have another do what it cannot. What the call asks for can only make it stricter.
 fn restrict_sandbox(daemon: &Daemon, parent: &Session, workspace: &WorkspaceEntry, new: &mut NewSession) {
-    let request = SandboxRequest { level: new.sandbox, network: new.network };
-    let (level, network) = daemon.workers.sandbox_settings(&new.agent, &workspace.path, request);
-    let child = SandboxRequest { level: Some(level), network: Some(network) };
+    let usual = SandboxRequest::default();
+    let (level, network) = daemon.workers.sandbox_settings(&new.agent, &workspace.path, usual);
+    let usual = SandboxRequest { level: Some(level), network: Some(network) };
+    let call = SandboxRequest { level: new.sandbox, network: new.network };
     let parent = parent.sandbox.clone().unwrap_or_default();
-    let parent = SandboxRequest { level: Some(parent.asked), network: Some(parent.network) };
-    let strictest = child.stricter(parent);
+    let asked = SandboxRequest { level: Some(parent.asked), network: parent.network_asked };
+    // A change counts from the next start, so the agent that calls may be confined more strictly than is asked for now.
+    let on_same_machine = daemon.workers.is_local(&new.agent);
+    let in_force = SandboxRequest {
+        level: parent.level.map(|level| setting_of_level(level, on_same_machine)),
+        network: Some(parent.network),
+    };
+    let strictest = usual.stricter(call).stricter(asked).stricter(in_force);
     // What the settings give anyway is left to them, so that a later change of them counts.
-    new.sandbox = strictest.level.filter(|strictest| *strictest != level).or(new.sandbox);
-    new.network = strictest.network.filter(|strictest| *strictest != network).or(new.network);
+    new.sandbox = strictest.level.filter(|strictest| *strictest != level);
+    new.network = strictest.network.filter(|strictest| *strictest != network);
 }
 
 /// The policy of a child session: the parent's, or the requested one if it allows nothing more.

@@ -24,7 +24,7 @@ impl JoinedWorkersFixture {
         let (folder, home) = temporary_home();
         let keys = WorkerKeys(home.worker_key().unwrap());
         let tokens = Arc::new(WorkerTokenStore::open(&home, keys.clone()).unwrap());
-        let token = tokens.create(token_for(&["a", "b"])).unwrap().id;
+        let token = tokens.create(token_for(&["a", "b"]), None).unwrap().id;
         let joined = Arc::new(JoinedWorkers::new(home.workers(), keys, tokens, LEASE));
         Self { _folder: folder, joined, token }
     }
@@ -132,7 +132,7 @@ async fn a_process_can_refuse_only_sessions_assigned_to_it() {
     );
     let attempt = fixture.joined.request_dial(&worker, Some(&spec), Instant::now());
     assert!(is_requested(&attempt) && fixture.joined.check_expected(&worker, &fixture.token).is_ok());
-    let other = fixture.joined.tokens.create(token_for(&["a", "b"])).unwrap().id;
+    let other = fixture.joined.tokens.create(token_for(&["a", "b"]), None).unwrap().id;
     assert!(fixture.joined.check_expected(&worker, &other).is_err(), "another token was given nothing");
     fixture.refuse(&first, &worker);
     let reason = fixture.joined.failure_reason(&worker).unwrap();
@@ -266,7 +266,7 @@ fn a_hello_that_makes_no_sense_is_refused_with_its_reason() {
     assert_eq!(refused(&|hello| hello.name = "a\nb".to_owned()), Some("invalid_value"));
     assert_eq!(refused(&|hello| hello.labels.push("a b".to_owned())), Some("invalid_value"));
     assert_eq!(refused(&|_| {}), None);
-    let other = fixture.joined.tokens.create(token_for(&["a", "b"])).unwrap().id;
+    let other = fixture.joined.tokens.create(token_for(&["a", "b"]), None).unwrap().id;
     let taken = fixture.joined.admit_host(hello("host-1", &[], Vec::new()), other);
     assert_eq!(taken.err().map(|(code, _)| code), Some("host_taken"));
 }
@@ -274,7 +274,7 @@ fn a_hello_that_makes_no_sense_is_refused_with_its_reason() {
 #[test]
 fn a_process_joins_with_the_labels_and_agents_of_its_token_and_no_others() {
     let fixture = JoinedWorkersFixture::new();
-    let create = |new| fixture.joined.tokens.create(new).unwrap().id;
+    let create = |new| fixture.joined.tokens.create(new, None).unwrap().id;
     let lab = create(NewWorkerToken { name: Some("lab".to_owned()), ..NewWorkerToken::default() });
     let refusal = |token: &TokenId, labels: &[&str]| {
         let hello = hello("host-1", labels, Vec::new());
