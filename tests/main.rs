@@ -29,6 +29,7 @@ mod fleets;
 mod fleets_cli;
 mod fleets_crash;
 mod full_disk;
+mod git_over_ssh;
 mod halt;
 mod hostile;
 mod http;

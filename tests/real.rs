@@ -6,6 +6,8 @@
 
 mod adoption;
 mod cancels;
+mod conditions;
+mod confined;
 mod continuity;
 mod conversations;
 mod cost;
@@ -25,6 +27,8 @@ use qd_testkit::model::{ModelRequestOutcome, ModelRequestRecord};
 use qd_testkit::real_agents::isolated_environment;
 use qd_testkit::{FakeModel, InstalledAgents, RealAgent, TestDaemon, TestEvent, TestSession};
 use serde_json::{Value, json};
+
+use conditions::SceneConditions;
 
 /// Time limit for a run of a real agent. One agent may have to wait for the next minute before it resumes a
 /// conversation.
@@ -79,6 +83,16 @@ macro_rules! agents {
             #[tokio::test]
             async fn its_context_is_shown() {
                 super::modes::context(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn at_workspace_it_works_resumes_and_writes_nothing_outside() {
+                super::confined::at_workspace(RealAgent::$cli).await;
+            }
+
+            #[tokio::test]
+            async fn at_workspace_it_works_for_an_ordinary_user_too() {
+                super::confined::at_workspace_of_user(RealAgent::$cli).await;
             }
         }
     )*};
@@ -202,6 +216,16 @@ async fn codex_acp_shows_that_it_compacted_its_conversation() {
 }
 
 #[tokio::test]
+async fn claude_works_at_deck_for_an_ordinary_user_too() {
+    confined::at_deck_of_user(RealAgent::Claude).await;
+}
+
+#[tokio::test]
+async fn codex_works_at_deck_for_an_ordinary_user_too() {
+    confined::at_deck_of_user(RealAgent::Codex).await;
+}
+
+#[tokio::test]
 async fn a_team_of_them_plans_works_in_worktrees_and_reviews() {
     fleet::scene().await;
 }
@@ -236,13 +260,21 @@ impl RealAgentTest {
 
     /// Starts the daemon with these settings.
     async fn with(cli: RealAgent, settings: &str) -> Self {
+        Self::under(cli, &SceneConditions::from_environment(), settings).await
+    }
+
+    /// Starts the daemon under these conditions, with these settings.
+    async fn under(cli: RealAgent, conditions: &SceneConditions, settings: &str) -> Self {
         let model = FakeModel::start();
         let home = qd_testkit::TestHome::new();
-        home.configure(settings);
+        conditions.configure(&home, settings);
         let bin = InstalledAgents::installed().bin();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
         let daemon = TestDaemon::start_in(home, |options| {
             options.env("PATH", &path);
+            if let Some(user) = &conditions.user {
+                options.run_by(user.clone());
+            }
         })
         .await;
         let list = daemon.client().get("/v1/agents").await.list();
@@ -265,6 +297,7 @@ impl RealAgentTest {
         let agent_home = self.daemon.home.sibling_path("agent");
         let mut env = json!(isolated_environment(self.cli, &agent_home, &self.model));
         change(self.cli, &agent_home, &mut env);
+        self.daemon.give_to_user(&agent_home);
         let mut settings = json!({ "agent": agent(self.cli), "env": env });
         for (key, value) in more.as_object().into_iter().flatten() {
             settings[key] = value.clone();

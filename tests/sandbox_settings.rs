@@ -2,8 +2,10 @@
 //! is shown, and what cannot be had is refused.
 
 use qd_testkit::git::make_repository;
-use qd_testkit::{TestDaemon, TestHome, TestSession, poll_until, script::*};
+use qd_testkit::{TestCommand, TestDaemon, TestHome, TestSession, poll_until, script::*};
 use serde_json::{Value, json};
+
+use crate::workers_join::{address, token};
 
 /// A daemon on a machine that can confine nothing.
 async fn start_without_support() -> TestDaemon {
@@ -256,6 +258,33 @@ async fn a_machine_that_loses_its_sandbox_starts_no_agent_that_was_promised_one(
     .await;
     assert_eq!(run["error"]["code"], "sandbox_unavailable", "{run}");
     second.signal(rustix::process::Signal::KILL);
+}
+
+#[tokio::test]
+async fn a_joined_machine_confines_by_what_it_can_do_itself_and_not_by_what_the_daemon_can() {
+    let plain = TestDaemon::start().await;
+    let can_confine =
+        plain.workspace().await.try_session(json!({"agent": "script", "sandbox": "deck"})).await.status
+            == 201;
+    for (of_daemon, of_machine, level) in
+        [("workspace", "off", "off"), ("off", "workspace", if can_confine { "deck" } else { "off" })]
+    {
+        let daemon = TestDaemon::start_with(|options| {
+            options.tcp().arg("--tls").arg("self").env("QD_SANDBOX_MAX", of_daemon);
+        })
+        .await;
+        let made = token(&daemon, &["box"]).await;
+        let (secret, pin) = (made["token"].as_str().unwrap(), made["fingerprint"].as_str().unwrap());
+        let (home, url) = (TestHome::new(), format!("https://{}", address(&daemon)));
+        let mut join = home.command(&["worker", "join", &url, "--token", secret, "--fingerprint", pin]);
+        join.args(["--label", "box"]).env("QD_SANDBOX_MAX", of_machine);
+        let mut machine = TestCommand::spawn(join);
+        machine.wait_for_stdout("joined ").await;
+        let session = daemon.session("script@box").await;
+        session.run_script(&[say("x")]).await;
+        let shown = session.show().await["sandbox"].clone();
+        assert_eq!(shown["level"], level, "the daemon {of_daemon}, the machine {of_machine}: {shown}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! schemathesis sends generated requests to every route of `docs/openapi.json`, valid ones and wrong ones, and compares each
-//! answer with the document: status, content type, headers and body. `tests/schemathesis` has its pinned packages, and the
+//! answer with the document: status, content type, headers and body. Then it goes on from what answers name: it makes
+//! workspaces and sessions, prompts these and follows up on them. `tests/schemathesis` has its pinned packages, and the
 //! hooks that let requests meet things that exist.
 
 use std::path::{Path, PathBuf};
@@ -8,8 +9,6 @@ use std::process::{Command, Stdio};
 use qd_testkit::TestDaemon;
 use qd_testkit::git::make_repository;
 
-/// Generated requests per route and mode, besides those that try the boundaries of each parameter.
-const REQUESTS_PER_ROUTE: &str = "3";
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
                       response_headers_conformance,response_schema_conformance";
 
@@ -27,9 +26,16 @@ async fn every_route_answers_generated_requests_as_its_description_says() {
     std::fs::create_dir(&folder).unwrap();
     let mut command = Command::new(program);
     command
+        .args(["--config-file", tests_folder().join("schemathesis/schemathesis.toml").to_str().unwrap()])
         .args(["run", tests_folder().join("../docs/openapi.json").to_str().unwrap(), "--url", &url])
-        .args(["--seed", &seed, "--max-examples", REQUESTS_PER_ROUTE, "--checks", CHECKS])
-        .args(["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all", "--no-shrink"])
+        .args(["--seed", &seed, "--checks", CHECKS])
+        .args([
+            "--phases",
+            "examples,coverage,fuzzing,stateful",
+            "--suppress-health-check",
+            "all",
+            "--no-shrink",
+        ])
         .args(["--continue-on-failure", "--warnings", "off", "--no-color"])
         // A busy machine may be slow. A request that hangs is ended by the limit that every test has.
         .args(["--request-timeout", "600"])

@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use qd_testkit::TestHome;
 use qd_testkit::git::make_repository;
 use qd_testkit::home::{binary, signal};
 use qd_testkit::processes::all_processes;
+use qd_testkit::{OrdinaryUser, TestHome};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -17,8 +17,6 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use super::table::AttackUser;
 use super::{ATTACK_LIMIT, ROOT_SECRET};
 
-/// Users that most machines have and that own no processes.
-const ORDINARY_USERS: [&str; 3] = ["games", "news", "nobody"];
 /// The programs of both sides.
 const SCRIPTS: [(&str, &str); 8] = [
     ("attack_daemon.py", include_str!("attack_daemon.py")),
@@ -54,8 +52,8 @@ impl HostileWorld {
     pub(super) fn make(home: &TestHome, user: AttackUser) -> Option<Self> {
         let is_root = rustix::process::getuid().is_root();
         let become_user = match (user, is_root) {
-            (AttackUser::Root, true) | (AttackUser::Ordinary, false) => Vec::new(),
-            (AttackUser::Ordinary, true) => ordinary_user()?,
+            (AttackUser::Root, true) => Vec::new(),
+            (AttackUser::Ordinary, _) => OrdinaryUser::find()?.command(),
             (AttackUser::Root, false) => return None,
         };
         let project = home.project_dir();
@@ -164,17 +162,6 @@ impl OutsideProcess {
             tokio::time::timeout(ATTACK_LIMIT, self.output.next_line()).await.expect("it answers").unwrap();
         serde_json::from_str(&answer.expect("it lives")).unwrap()
     }
-}
-
-/// A command that becomes an ordinary user.
-fn ordinary_user() -> Option<Vec<String>> {
-    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
-    let user = ORDINARY_USERS
-        .into_iter()
-        .find(|user| passwd.lines().any(|line| line.starts_with(&format!("{user}:"))))?;
-    let group = passwd.lines().find(|line| line.starts_with(&format!("{user}:")))?.split(':').nth(3)?;
-    let words = ["setpriv", &format!("--reuid={user}"), &format!("--regid={group}"), "--clear-groups"];
-    Some(words.map(str::to_owned).to_vec())
 }
 
 /// A Python that the user can run. The first one in the path may be below root's home directory.

@@ -25,6 +25,7 @@ pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
     // The home directory of the daemon and of the command line.
     let env = isolated_environment(cli, &test.daemon.home.sibling_path("user"), &test.model);
+    test.daemon.give_to_user(&test.daemon.home.sibling_path("user"));
     let first = test.daemon.session_with(json!({ "agent": agent(cli), "env": env })).await;
     assert_ended(&say(&first, "first of all").await, "end_turn");
     let conversation = first.show().await["agent_session_id"].as_str().unwrap().to_owned();

@@ -4,6 +4,8 @@ use qd_testkit::real_agents::isolated_environment;
 use qd_testkit::{FakeModel, RealAgent, TestDaemon, TestFleet, TestHome};
 use serde_json::json;
 
+use super::conditions::SceneConditions;
+
 /// The developers' prompts make the model write a file; the prompts of the others are repeated by the model.
 const FILE: &str = r#"
 fleet:
@@ -26,6 +28,8 @@ fleet:
 pub(super) async fn scene() {
     let model = FakeModel::start();
     let home = TestHome::new();
+    let conditions = SceneConditions::from_environment();
+    conditions.configure(&home, "");
     let agents = home.sibling_path("agent");
     let mut env = isolated_environment(RealAgent::Claude, &agents, &model);
     env.extend(isolated_environment(RealAgent::Codex, &agents, &model));

@@ -2,6 +2,7 @@
 
 A random id finds nothing, so most requests get the id of a workspace, session, run, ask, fleet, message or token that
 was made for them over HTTP. What a request would use up (a workspace to delete, an ask to answer) is made anew for it.
+In the stateful phase, ids that an earlier answer named stay (`links.py` says which requests follow which).
 `QD_URL` is the daemon's address, `QD_TOKEN` its token, and `QD_PROJECT` a git repository with a commit.
 """
 
@@ -13,12 +14,16 @@ import time
 import requests
 import schemathesis
 import schemathesis.transport.requests as transport
+from links import add_links
+from schemathesis.generation.meta import TestPhase
 
 URL = os.environ["QD_URL"]
 TOKEN = os.environ["QD_TOKEN"]
 PROJECT = os.environ["QD_PROJECT"]
 # A script that asks so often that there is always something to answer.
 MANY_ASKS = [{"ask": {"tool": "Read", "input": {"path": f"/{number}"}, "risk": "low"}} for number in range(1000)]
+# What the agents of the stateful phase do: end at once, ask, or work until they are cancelled.
+SCRIPTS = ([{"say": "hello"}], MANY_ASKS[:2], [{"say": "hello"}, {"sleep_ms": 600_000}])
 
 
 class World:
@@ -28,6 +33,8 @@ class World:
         self.http = requests.Session()
         self.http.headers["Authorization"] = f"Bearer {TOKEN}"
         self.numbers = itertools.count()
+        # The ids that answers to generated requests have named.
+        self.named = set()
         self.workspace = self.post("/v1/workspaces", {"path": PROJECT})["id"]
         self.below = f"/v1/workspaces/{self.workspace}"
         self.viewer = self.new_token("viewer")["token"]
@@ -54,10 +61,13 @@ class World:
             raise AssertionError(f"POST {path}: {response.status_code} {response.text}")
         return response.json()
 
-    def new_workspace(self):
+    def new_folder(self):
         path = os.path.join(PROJECT, f"folder-{os.getpid()}-{next(self.numbers)}")
         os.mkdir(path)
-        return self.post("/v1/workspaces", {"path": path})["id"]
+        return path
+
+    def new_workspace(self):
+        return self.post("/v1/workspaces", {"path": self.new_folder()})["id"]
 
     def new_session(self, agent, **settings):
         return self.post(f"{self.below}/sessions", {"agent": agent, **settings})["id"]
@@ -179,22 +189,43 @@ def is_generated_wrong(case, location):
     return case.meta is not None and case.meta.is_negative_at(location)
 
 
+def is_stateful(case):
+    return case.meta is not None and case.meta.phase.name == TestPhase.STATEFUL
+
+
+@schemathesis.hook
+def before_load_schema(context, raw_schema):
+    add_links(raw_schema)
+
+
+@schemathesis.hook
+def after_call(context, case, response):
+    if is_stateful(case) and 200 <= response.status_code < 300 and response.headers.get("content-type") == ["application/json"]:
+        answer = response.json()
+        for entry in answer if isinstance(answer, list) else [answer]:
+            WORLD.named.update(entry[name] for name in ("id", "run_id") if isinstance(entry.get(name), str))
+
+
 @schemathesis.hook
 def before_call(context, case, kwargs):
     world, turn = WORLD, next(WORLD.numbers)
-    if case.path_parameters and not is_generated_wrong(case, "path") and turn % 4:
+    follows = any(value in world.named for value in (case.path_parameters or {}).values() if isinstance(value, str))
+    if case.path_parameters and not follows and not is_generated_wrong(case, "path") and turn % 4:
         made = made_for(world, case)
         for name in case.path_parameters:
             case.path_parameters[name] = made.get(name) or case.path_parameters[name]
     if isinstance(case.body, dict) and not is_generated_wrong(case, "body"):
-        fill_body(world, case.body, turn)
+        if is_stateful(case):
+            fill_stateful_body(world, case, turn)
+        else:
+            fill_body(world, case.body, turn)
         if turn % 2:
             fill_tool_call(world, case)
     if case.operation.path == "/mcp" and turn % 8:
         case.headers["Accept"] = "application/json, text/event-stream"
-    if case.operation.path.endswith("/wait") and isinstance(case.query, dict):
+    if case.operation.path.endswith("/wait") and not is_generated_wrong(case, "query"):
         # A run that does not end is waited for as long as the request says.
-        case.query["timeout_s"] = 0
+        case.query = {**(case.query if isinstance(case.query, dict) else {}), "timeout_s": 0}
     # The daemon must stay: whoever may only look cannot stop it.
     token = world.viewer if case.operation.path == "/v1/shutdown" else TOKEN
     case.headers["Authorization"] = f"Bearer {token}"
@@ -216,6 +247,21 @@ def fill_body(world, body, turn):
         if choices and turn % 3:
             choice = choices[turn // 3 % len(choices)]
             body[name] = choice() if callable(choice) else choice
+
+
+def fill_stateful_body(world, case, turn):
+    """Fills what a scenario needs to get further. The ids in it are from earlier answers."""
+    body, operation = case.body, case.operation.definition.raw["operationId"]
+    if operation == "create_workspace":
+        body["path"] = world.new_folder()
+    elif operation == "create_session":
+        body.clear()
+        body["agent"] = ("echo", "script")[turn % 2]
+    elif operation == "send_prompt":
+        world.lift_halt()
+        body["prompt"] = json.dumps(SCRIPTS[turn % len(SCRIPTS)])
+        for name in set(body) - {"session_id", "prompt"}:
+            del body[name]
 
 
 def fill_tool_call(world, case):

@@ -42,6 +42,9 @@ pub struct SandboxSpec {
     pub asked: SandboxSetting,
     #[serde(default)]
     pub network: NetworkSetting,
+    /// What the worker's machine can do, if the daemon has tried it there. Otherwise the worker tries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub support: Option<SandboxSupport>,
     /// The daemon's home. A confined agent sees of it only the folders that this specification names.
     pub home: PathBuf,
     /// The project directory.

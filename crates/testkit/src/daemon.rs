@@ -2,7 +2,7 @@
 //! is panicking, the drop also prints the end of the daemon's stderr.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::client::TestClient;
 use crate::home::{TestCommandOutput, TestHome, binary, signal};
+use crate::ordinary_user::OrdinaryUser;
 use crate::session::{TestSession, TestWorkspace};
 use crate::within;
 
@@ -25,6 +26,8 @@ pub struct TestDaemonOptions {
     pub env: Vec<(String, String)>,
     /// A program that starts the daemon, with its arguments, such as `env --ignore-signal=XFSZ`.
     pub wrapper: Vec<String>,
+    /// The ordinary user who runs the daemon, if it is not who runs the tests.
+    pub user: Option<OrdinaryUser>,
 }
 
 impl TestDaemonOptions {
@@ -49,6 +52,13 @@ impl TestDaemonOptions {
     /// Starts the daemon through another program.
     pub fn wrapped_in(&mut self, program: &[&str]) -> &mut Self {
         self.wrapper = program.iter().map(|&arg| arg.to_owned()).collect();
+        self
+    }
+
+    /// Has an ordinary user run the daemon. It also listens on TCP, because its socket serves nobody but this user.
+    pub fn run_by(&mut self, user: OrdinaryUser) -> &mut Self {
+        self.user = Some(user).filter(OrdinaryUser::is_other);
+        self.tcp |= self.user.is_some();
         self
     }
 }
@@ -87,6 +97,9 @@ impl TestDaemon {
     pub async fn start_in(home: TestHome, configure: impl FnOnce(&mut TestDaemonOptions)) -> Self {
         let mut options = TestDaemonOptions::default();
         configure(&mut options);
+        if let Some(user) = &options.user {
+            options.wrapper = user.prepare_daemon(&home);
+        }
         let (child, drain, listening) = spawn(&home, &options).await;
         Self { child, drain, listening, options, home }
     }
@@ -100,9 +113,19 @@ impl TestDaemon {
         &self.listening
     }
 
-    /// A client on the socket.
+    /// A client on the socket, or on TCP if another user runs the daemon.
     pub fn client(&self) -> TestClient {
-        TestClient::unix(self.home.socket())
+        match self.options.user {
+            Some(_) => self.tcp(),
+            None => TestClient::unix(self.home.socket()),
+        }
+    }
+
+    /// Gives a path and everything below it to the user who runs the daemon.
+    pub fn give_to_user(&self, path: &Path) {
+        if let Some(user) = &self.options.user {
+            user.give(path);
+        }
     }
 
     /// A client on TCP with the token.

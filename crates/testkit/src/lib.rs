@@ -9,6 +9,7 @@
 //! - [`stream`]: a reader of server-sent events.
 //! - [`script`]: steps of the `script` agent.
 //! - [`journal_rules`]: rules that every journal must obey.
+//! - [`ordinary_user`]: another user, who runs the daemon although root runs the tests.
 //! - [`processes`]: the daemon, workers and agents of a home, as seen in `/proc`.
 //! - [`escapees`]: programs that resist being killed.
 //! - [`faulty_libc`]: disks and clocks that fail on command.
@@ -35,6 +36,7 @@ pub mod home;
 pub mod journal_rules;
 pub mod mcp;
 pub mod model;
+pub mod ordinary_user;
 pub mod processes;
 pub mod proxy;
 pub mod random;
@@ -58,6 +60,7 @@ pub use fleet::TestFleet;
 pub use home::{TestCommand, TestCommandOutput, TestHome};
 pub use mcp::TestMcpClient;
 pub use model::FakeModel;
+pub use ordinary_user::OrdinaryUser;
 pub use processes::ObservedProcess;
 pub use proxy::TestProxy;
 pub use random::SeededRandom;

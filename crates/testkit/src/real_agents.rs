@@ -121,6 +121,11 @@ impl InstalledAgents {
         })
     }
 
+    /// Everything that was installed is below this folder.
+    pub fn folder(&self) -> &Path {
+        &self.root
+    }
+
     /// A directory for PATH with every program under its name, and the node that they need.
     pub fn bin(&self) -> PathBuf {
         self.root.join("bin")

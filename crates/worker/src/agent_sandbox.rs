@@ -1,5 +1,5 @@
-//! How this worker confines an agent: what was asked for, decided by what this machine can do. A level that was asked
-//! for by name is given or the agent is not started.
+//! How this worker confines an agent: what was asked for, decided by what this machine can do. The daemon has tried that
+//! already if it runs on the same machine. A level that was asked for by name is given or the agent is not started.
 
 use std::sync::OnceLock;
 
@@ -23,7 +23,11 @@ pub(crate) fn plan_agent_sandbox(
     match location {
         AgentLocation::InWorker | AgentLocation::Remote => Ok(None),
         AgentLocation::BelowKeeper => {
-            plan_sandbox(spec.asked, spec.network, sandbox_support()).map(Some).map_err(sandbox_error)
+            let support = match &spec.support {
+                Some(support) => support,
+                None => sandbox_support(),
+            };
+            plan_sandbox(spec.asked, spec.network, support).map(Some).map_err(sandbox_error)
         }
     }
 }

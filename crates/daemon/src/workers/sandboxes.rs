@@ -161,6 +161,7 @@ impl Workers {
         Ok(Some(Box::new(SandboxSpec {
             asked,
             network,
+            support: self.is_local(&settings.agent).then(|| self.sandboxes.support().clone()),
             home: home.path().to_owned(),
             workspace: project.to_owned(),
             worktree: settings.worktree.as_ref().map(|worktree| PathBuf::from(&worktree.path)),

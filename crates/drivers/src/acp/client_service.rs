@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use qd_keeper::KeeperHandle;
-use qd_protocol::worker::HOST_PID_METHOD;
+use qd_protocol::worker::{AgentSpec, HOST_PID_METHOD};
 use serde_json::{Value, json};
 
 use super::files::{AcpFileService, AcpServiceResponse};
@@ -83,11 +83,11 @@ impl AcpClientOperation {
 }
 
 impl AcpClientService {
-    /// A service for an agent that works below `root`. Without a keeper no command can be run.
-    pub(super) fn for_workspace(root: &Path, keeper: Option<Arc<KeeperHandle>>) -> Self {
+    /// A service for an agent, below its directory. Without a keeper no command can be run.
+    pub(super) fn for_agent(spec: &AgentSpec, keeper: Option<Arc<KeeperHandle>>) -> Self {
         Self {
-            files: AcpFileService::for_workspace(root),
-            terminals: AcpTerminals::for_workspace(root, keeper),
+            files: AcpFileService::for_agent(spec),
+            terminals: AcpTerminals::for_workspace(&spec.cwd, keeper),
             starting_terminals: FuturesUnordered::new(),
             exit_waits: FuturesUnordered::new(),
         }

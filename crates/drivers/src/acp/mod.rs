@@ -64,7 +64,7 @@ pub(crate) async fn start_acp_agent(
     let start = StdioAgentStart::new(start)?;
     let (mut process, stdin, stdout) = start.start_process(start.program()).await?;
     let mut connection = AcpConnection::new(stdout, stdin, process.exited());
-    let service = AcpClientService::for_workspace(&start.spec.cwd, Some(Arc::clone(&start.keeper)));
+    let service = AcpClientService::for_agent(start.spec, Some(Arc::clone(&start.keeper)));
     let profile = AcpProfile::from_manifest(&start.manifest, start.spec);
     let mut options = AcpHandshakeOptions::from_spec(start.spec, profile, service.runs_commands());
     options.tool_gateway = open_tool_gateway(&start.manifest, start.spec).await;

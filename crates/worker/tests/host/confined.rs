@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use qd_keeper::procfs;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnStopReason};
 use qd_protocol::sandbox::{SandboxLevel, SandboxSetting};
-use qd_protocol::sandbox_spec::SandboxSpec;
+use qd_protocol::sandbox_spec::{SandboxSpec, SandboxSupport};
 use qd_protocol::worker::WorkerHostSpec;
 use qd_sandbox::{pid_namespaces_below_ours, probe_sandbox};
 use tempfile::TempDir;
@@ -99,4 +99,23 @@ async fn a_confined_program_has_its_terminal() {
     daemon.prompt("a", "tty; echo $$");
     let text = daemon.wait_for_end("a").await.text;
     assert!(text.contains("/dev/pts/"), "{text}");
+}
+
+#[tokio::test]
+async fn a_worker_takes_the_daemons_word_for_what_its_machine_can_do() {
+    let (home, _token) = home_with_token();
+    let missing = "the daemon has tried it".to_owned();
+    let support = SandboxSupport { missing: Some(missing.clone()), ..SandboxSupport::default() };
+    let confine_without_support = |host: &mut WorkerHostSpec| {
+        confine(host, home.path());
+        for sandbox in host.agents.iter_mut().filter_map(|agent| agent.sandbox.as_mut()) {
+            sandbox.support = Some(support.clone());
+        }
+    };
+    let (worker, spec) = WorkerUnderTest::with("script", confine_without_support).await;
+    let AgentExitReason::Failed(error) = worker.attach(&spec, 0, None).wait_for_gone().await else {
+        panic!("it started although the daemon says that it cannot be confined")
+    };
+    assert_eq!(error.code, "sandbox_unavailable");
+    assert!(error.message.contains(&missing), "{}", error.message);
 }

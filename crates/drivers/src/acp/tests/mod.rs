@@ -94,8 +94,7 @@ async fn open_conversation(
         Err(AcpHandshakeError::AgentExited) => return Err(hung_up_error()),
         Err(AcpHandshakeError::Refused(error)) => return Err(AgentExitReason::Failed(run_error(&error))),
     };
-    let conversation =
-        AcpConversation::new(connection, handshake, AcpClientService::for_workspace(&spec.cwd, None));
+    let conversation = AcpConversation::new(connection, handshake, AcpClientService::for_agent(&spec, None));
     let ready =
         AgentUpdate::Ready { agent_session_id: conversation.session_id(), steers: manifest.can_steer() };
     Ok((conversation, ready))
