@@ -267,7 +267,9 @@ impl RealAgentTest {
     async fn under(cli: RealAgent, conditions: &SceneConditions, settings: &str) -> Self {
         let model = FakeModel::start();
         let home = qd_testkit::TestHome::new();
-        conditions.configure(&home, settings);
+        // Codex and OpenCode have the address of their model in their own settings.
+        let settings = format!("model_hosts = [\"{}\"]\n{settings}", model.address());
+        conditions.configure(&home, &settings);
         let bin = InstalledAgents::installed().bin();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
         let daemon = TestDaemon::start_in(home, |options| {

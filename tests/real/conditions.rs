@@ -43,7 +43,7 @@ impl SceneConditions {
 
     /// Writes these settings of the daemon, and the level.
     pub(super) fn configure(&self, home: &TestHome, settings: &str) {
-        let level = self.level.as_ref().map(|level| format!("\nsandbox = \"{level}\"\n"));
-        home.configure(&format!("{settings}{}", level.unwrap_or_default()));
+        let level = self.level.as_ref().map(|level| format!("sandbox = \"{level}\"\n"));
+        home.configure(&format!("{}{settings}", level.unwrap_or_default()));
     }
 }

@@ -1,5 +1,6 @@
 //! An agent in a sandbox works as it does outside: it runs commands, is cancelled, and continues its conversation after
-//! daemon and agent were killed. At `workspace` it writes nothing outside its project.
+//! daemon and agent were killed. At `workspace` it writes nothing outside its project. Without network it still reaches its
+//! model.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -10,34 +11,34 @@ use super::conditions::SceneConditions;
 use super::shown::Behaviour;
 use super::{RealAgentTest, assert_ended, describe_events, ended, say};
 
-/// At `workspace`, for whoever runs the tests.
+/// At `workspace` and without network, for whoever runs the tests.
 pub(super) async fn at_workspace(cli: RealAgent) {
-    let test = scene(cli, SceneConditions::default(), "workspace").await;
+    let test = scene(cli, SceneConditions::default(), "workspace", "off").await;
     test.shows(Behaviour::AtWorkspace);
 }
 
 /// At `workspace`, for an ordinary user.
 pub(super) async fn at_workspace_of_user(cli: RealAgent) {
-    let test = scene(cli, SceneConditions::ordinary_user(), "workspace").await;
+    let test = scene(cli, SceneConditions::ordinary_user(), "workspace", "on").await;
     test.shows(Behaviour::OfOrdinaryUser);
 }
 
-/// At `deck`, for an ordinary user.
+/// At `deck` and without network, for an ordinary user.
 pub(super) async fn at_deck_of_user(cli: RealAgent) {
-    scene(cli, SceneConditions::ordinary_user(), "deck").await;
+    scene(cli, SceneConditions::ordinary_user(), "deck", "off").await;
 }
 
-async fn scene(cli: RealAgent, conditions: SceneConditions, level: &str) -> RealAgentTest {
+async fn scene(cli: RealAgent, conditions: SceneConditions, level: &str, network: &str) -> RealAgentTest {
     let mut test = RealAgentTest::under(cli, &conditions.at(level), "").await;
     // A write outside the project is of high risk. The sandbox must prevent it, and not the policy.
     let policy = json!([{ "tool": "*", "decision": "allow", "risk": "high" }]);
-    let session = test.session(json!({ "policy": policy })).await;
+    let session = test.session(json!({ "policy": policy, "network": network })).await;
     let inside = test.daemon.home.project_dir().join("inside.txt");
     let run = say(&session, &format!("TOOL:write:{}", inside.display())).await;
     assert_ended(&run, "end_turn");
     assert!(inside.exists(), "{}", describe_events(&session.events().await));
     let shown = session.show().await;
-    assert_eq!(shown["sandbox"]["level"], level, "{shown:#}");
+    assert_eq!((&shown["sandbox"]["level"], &shown["sandbox"]["network"]), (&json!(level), &json!(network)));
 
     // Not in a temporary directory, because each sandbox has its own.
     let folder = InstalledAgents::installed().folder();
