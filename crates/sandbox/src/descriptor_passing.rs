@@ -23,7 +23,10 @@ pub fn send_with_descriptors(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TOGETHER_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    if !borrowed.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+    // The space is rounded up, but the other end has room for no more.
+    let fits = borrowed.len() <= TOGETHER_MAX
+        && (borrowed.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)));
+    if !fits {
         return Err(io::Error::other(format!(
             "more than {TOGETHER_MAX} descriptors cannot be passed together"
         )));

@@ -61,7 +61,8 @@ async fn a_kill_ends_a_turn_that_ignores_its_cancel_and_the_agent_with_it() {
     daemon.kill("a");
     let ended = daemon.wait_for_end("a").await;
     assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (TurnStopReason::Cancelled, 0));
-    assert!(ended.outcome.processes.killed >= 2);
+    // The shell. Whether it has just started another `sleep` is up to the machine.
+    assert!(ended.outcome.processes.killed >= 1);
     assert!(procfs::find_marked(&spec.mark).is_empty());
     assert_eq!(daemon.wait_for_gone().await, AgentExitReason::Stopped);
     assert!(worker.wait_for_exit().await.success());
