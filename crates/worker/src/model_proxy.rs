@@ -63,19 +63,19 @@ pub(crate) fn start_model_proxy(
 
 /// Serves each sandbox whose listener arrives, until the keeper is gone.
 async fn serve_sandboxes(proxy: Arc<ModelProxy>, channel: UnixStream) {
-    let mut listeners = JoinSet::new();
+    let mut listener = JoinSet::new();
     loop {
         let receive = || receive_with_descriptors(&channel, &mut [0; 1], RecvFlags::DONTWAIT);
         match channel.async_io(Interest::READABLE, receive).await {
             Ok((0, _)) | Err(_) => return,
             Ok((_, descriptors)) => {
                 for descriptor in descriptors {
-                    listeners.spawn(serve_listener(Arc::clone(&proxy), descriptor));
+                    // The sandbox before it has ended.
+                    listener.shutdown().await;
+                    listener.spawn(serve_listener(Arc::clone(&proxy), descriptor));
                 }
             }
         }
-        // The sandboxes before it have ended.
-        while listeners.len() > 1 && listeners.try_join_next().is_some() {}
     }
 }
 
