@@ -26,6 +26,10 @@ fn worker(mark: &str, kind: &str) -> (Child, ProcessIdentity) {
     BufReader::new(worker.stdout.take().unwrap()).read_line(&mut line).unwrap();
     // In a storm, whoever lives now may be dead when it is looked at.
     let found = (0..1000).any(|_| procfs::find_marked(mark).len() > 1);
+    if !found {
+        // Its keeper ends the rest. A storm that nobody ends would slow down every other test.
+        worker.kill().unwrap();
+    }
     assert!(found, "{kind}");
     (worker, ProcessIdentity::find(line.trim().parse().unwrap()).unwrap())
 }
