@@ -64,7 +64,7 @@ behaviours! {
     CountsCalls: "counts the tokens of every model call of a turn",
     Budget: "is stopped at its budget, and goes on when it is raised",
     BilledOnce: "a conversation is billed once, also after a restart",
-    AtWorkspace: "at `sandbox: workspace` and without network it works, is cancelled, resumes, and writes nothing outside",
+    AtWorkspace: "at `sandbox: workspace` it works, is cancelled, resumes, and writes nothing outside",
     OfOrdinaryUser: "at `sandbox: workspace` it does so too if an ordinary user runs the daemon",
 }
 
