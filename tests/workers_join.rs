@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use qd_testkit::{
-    TestClient, TestCommand, TestDaemon, TestHome, TestProxy, TestSession, journal_rules, poll_until,
-    processes, script::*,
+    TestClient, TestCommand, TestDaemon, TestEvent, TestHome, TestProxy, TestSession, journal_rules,
+    poll_until, processes, script::*,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -488,6 +488,28 @@ async fn a_daemon_that_is_killed_finds_its_joined_worker_again() {
     daemon.start_again().await;
     proxy.set_target(address(&daemon));
     assert_eq!(session.run_script(&[say("again")]).await["text"], "again");
+}
+
+#[tokio::test]
+async fn a_change_of_the_sandbox_counts_on_another_machine_although_the_daemon_is_killed() {
+    let mut daemon = daemon_with_tls().await;
+    let proxy = TestProxy::start(address(&daemon)).await;
+    let _machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let session = daemon.session("script@far").await;
+    let first = session.prompt_script(&[await_steer(600_000)]).await;
+    session.wait_for_start(&first).await;
+    assert_eq!(session.show().await["sandbox"]["asked"], "auto");
+    session.patch(json!({"sandbox": "off"})).await;
+    daemon.kill9().await;
+    daemon.start_again().await;
+    proxy.set_target(address(&daemon));
+    session.wait_for_event("its worker is back", |event| event.kind == "worker.reattached").await;
+    session.steer("go").await;
+    session.wait(&first).await;
+    session.run_script(&[say("y")]).await;
+    let confined = |event: &TestEvent| event.data.get("confined").cloned();
+    let reports: Vec<Value> = session.events().await.iter().filter_map(confined).collect();
+    assert_eq!(reports.last().expect("the machine says how it confines")["asked"], "off");
 }
 
 #[tokio::test]

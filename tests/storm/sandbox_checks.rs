@@ -123,29 +123,32 @@ pub(crate) async fn check_namespaces(deck: &StormDeck) {
     let confinements: BTreeMap<&str, &Value> =
         sessions.iter().filter_map(|session| Some((session["id"].as_str()?, &session["sandbox"]))).collect();
     let workers = list(deck, "/v1/workers").await.unwrap_or_default();
-    let all = processes::all_processes();
+    // One process may hold the agents of many sessions, for example on a joined machine.
+    let mut hosts: BTreeMap<u32, Vec<(&str, &Value)>> = BTreeMap::new();
     for worker in &workers {
         let Some(pid) = worker["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) else { continue };
-        let Some(sandbox) = worker["session_id"].as_str().and_then(|id| confinements.get(id)) else {
-            continue;
-        };
-        // A change may have been asked for meanwhile, so only a level that is in force counts.
-        if strictness(&sandbox["level"]) == 0 {
+        let Some(id) = worker["session_id"].as_str() else { continue };
+        hosts.entry(pid).or_default().push((id, confinements.get(id).copied().unwrap_or(&Value::Null)));
+    }
+    let all = processes::all_processes();
+    for (pid, held) in hosts {
+        // Whose agent a process is cannot be seen here, so only what all of them promise counts; and of that only what
+        // is in force, because a change may have been asked for meanwhile.
+        if held.iter().any(|(_, sandbox)| strictness(&sandbox["level"]) == 0) {
             continue;
         }
+        let is_network_off = held.iter().all(|(_, sandbox)| sandbox["network"] == json!("off"));
         for process in agent_processes(&all, pid) {
-            for (kind, is_promised) in
-                [("pid", true), ("mnt", true), ("net", sandbox["network"] == json!("off"))]
-            {
+            for (kind, is_promised) in [("pid", true), ("mnt", true), ("net", is_network_off)] {
                 let is_shared =
                     namespace(process.pid, kind).is_some_and(|one| Some(one) == namespace(own, kind));
                 if is_promised && is_shared && process.is_alive() {
                     let what = format!(
-                        "process {} ({}) shares its {kind} namespace with us although it is confined: {sandbox}",
+                        "process {} ({}) shares its {kind} namespace with us although it is confined: {held:?}",
                         process.pid,
                         process.args.join(" ")
                     );
-                    deck.violation(worker["session_id"].as_str(), what);
+                    deck.violation(held.first().map(|(session, _)| *session), what);
                 }
             }
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentExitReason, TurnLimits, UpdateNumber};
+use qd_protocol::sandbox_spec::SandboxSelection;
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
 use qd_worker_sdk::socket::{ByteStream, STEP_TIMEOUT, Socket};
@@ -103,6 +104,8 @@ pub enum LinkEvent {
         run_time_ms: Option<u64>,
         /// The model that the agent was started with.
         model: Option<String>,
+        /// How strongly the agent was to be confined when it was started. Earlier workers do not say it.
+        sandbox: Option<SandboxSelection>,
         /// Whether this link was attached before.
         reattached: bool,
     },

@@ -106,7 +106,7 @@ impl LinkSubprotocol {
             software: SOFTWARE.to_owned(),
         };
         let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
-        endpoint.set_model(spec.model.clone());
+        endpoint.set_start_settings(spec.model.clone(), None);
         let (task_endpoint, executor) = (endpoint.clone(), Arc::clone(executor));
         let (endpoints, task_key) = (Arc::clone(&self.endpoints), key.clone());
         let task = tokio::spawn(async move {

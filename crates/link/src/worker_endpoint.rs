@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
+use qd_protocol::sandbox_spec::SandboxSelection;
 use qd_protocol::worker::Secret;
 use qd_protocol::{RunId, SessionId, WorkerId};
 use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
@@ -90,6 +91,7 @@ impl WorkerEndpoint {
             limits: None,
             turn_clock: None,
             model: None,
+            sandbox: None,
         };
         let shared = Arc::new(EndpointShared {
             options,
@@ -207,9 +209,10 @@ impl WorkerEndpoint {
         self.owner.shared.status.subscribe()
     }
 
-    /// Sets the model that the agent was started with, which is reported to a daemon that attaches.
-    pub fn set_model(&self, model: Option<String>) {
-        self.owner.shared.lock().model = model;
+    /// Sets the settings that the agent was started with, which are reported to a daemon that attaches.
+    pub fn set_start_settings(&self, model: Option<String>, sandbox: Option<SandboxSelection>) {
+        let mut state = self.owner.shared.lock();
+        (state.model, state.sandbox) = (model, sandbox);
     }
 
     /// Sets how turns are timed. Without it, a daemon that reattaches measures by its own clock.
@@ -271,6 +274,8 @@ struct EndpointState {
     limits: Option<(RunId, TurnLimits)>,
     turn_clock: Option<TurnClock>,
     model: Option<String>,
+    /// How strongly the daemon asked to confine the agent.
+    sandbox: Option<SandboxSelection>,
 }
 
 struct EndpointAgent {
@@ -367,6 +372,7 @@ impl EndpointShared {
             applied: state.commands.all_seen_upto(),
             run_time: state.turn_clock.as_ref().and_then(|clock| clock()),
             model: state.model.clone(),
+            sandbox: state.sandbox,
         })
     }
 }

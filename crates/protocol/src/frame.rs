@@ -18,6 +18,7 @@ pub mod v1 {
 
     use crate::ids::{EventNumber, RunId, SessionId, WorkerId};
     use crate::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
+    use crate::sandbox_spec::SandboxSelection;
     use crate::worker::AgentSpec;
 
     /// Name of the subprotocol in the WebSocket upgrade.
@@ -144,6 +145,9 @@ pub mod v1 {
         /// Model that the agent was started with, by the agent's own name for it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub model: Option<String>,
+        /// How strongly the daemon asked to confine the agent when it was started.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub sandbox: Option<SandboxSelection>,
     }
 
     /// What a worker holds for a session.

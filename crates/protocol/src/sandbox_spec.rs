@@ -35,6 +35,14 @@ impl SandboxSupport {
     }
 }
 
+/// How strongly an agent is to be confined, without the paths that this needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SandboxSelection {
+    pub level: SandboxSetting,
+    #[serde(default)]
+    pub network: NetworkSetting,
+}
+
 /// What a worker confines an agent with. Paths that begin with `~` are below the home directory of the worker's user.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SandboxSpec {
@@ -42,6 +50,9 @@ pub struct SandboxSpec {
     pub asked: SandboxSetting,
     #[serde(default)]
     pub network: NetworkSetting,
+    /// What the daemon asked for, on a machine whose own manifest may have made that stricter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub daemon_selection: Option<SandboxSelection>,
     /// What the worker's machine can do, if the daemon has tried it there. Otherwise the worker tries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub support: Option<SandboxSupport>,
@@ -77,6 +88,11 @@ pub struct SandboxSpec {
 }
 
 impl SandboxSpec {
+    /// What the daemon asked for.
+    pub fn selection_by_daemon(&self) -> SandboxSelection {
+        self.daemon_selection.unwrap_or(SandboxSelection { level: self.asked, network: self.network })
+    }
+
     /// The hosts of the agent's model. `variable` returns what its environment has.
     pub fn resolve_model_hosts(&self, variable: impl Fn(&str) -> Option<String>) -> Vec<ModelHost> {
         // Manifests and settings were checked when they were read.

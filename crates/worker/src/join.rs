@@ -259,6 +259,7 @@ fn localize_sandbox(spec: &mut SandboxSpec, rules: &SandboxRules, home: &Path, w
     *spec = SandboxSpec {
         asked: level.setting(),
         network: network.setting(),
+        daemon_selection: Some(spec.selection_by_daemon()),
         support: None,
         home: home.to_owned(),
         workspace: workspace.to_owned(),

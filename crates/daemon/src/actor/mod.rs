@@ -27,7 +27,7 @@ use qd_link::{LinkEvent, NumberedUpdate};
 use qd_protocol::event::EventActor;
 use qd_protocol::frame::v1::AgentPresence;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, UpdateNumber};
-use qd_protocol::sandbox_spec::SandboxReport;
+use qd_protocol::sandbox_spec::{SandboxReport, SandboxSelection};
 use qd_protocol::{AccountId, ApiError, ErrorCode, EventBody, EventNumber, RunId};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -450,17 +450,23 @@ impl SessionActor {
         self.daemon.workers.plan_sandbox(&settings.agent, &workspace.path, request).ok()?
     }
 
-    /// Whether the agent was started with the confinement that now counts for the session. Reads manifests.
-    fn is_confined_as_asked(&self) -> bool {
+    /// Whether the agent was started with the confinement that now counts for the session. `at_start` is what its
+    /// worker says of that. Reads manifests.
+    fn is_confined_as_asked(&self, at_start: Option<SandboxSelection>) -> bool {
         let Ok(workspace) = self.daemon.workspaces.get(&self.session.workspace) else { return true };
         let settings = &self.state.settings;
-        if !self.daemon.workers.is_local(&settings.agent) {
-            // The other machine may confine it more strictly than was asked for.
-            return true;
-        }
         let request = SandboxRequest::of_session(settings);
-        let asked = self.daemon.workers.sandbox_settings(&settings.agent, &workspace.path, request);
-        self.state.sandbox.as_ref().is_none_or(|report| (report.asked, report.network) == asked)
+        let (level, network) =
+            self.daemon.workers.sandbox_settings(&settings.agent, &workspace.path, request);
+        let asked = SandboxSelection { level, network };
+        // A worker of an earlier release does not say it. On this machine, what it reported when it started says the
+        // same; another machine may have confined its agent more strictly than was asked for.
+        let at_start = at_start.or_else(|| {
+            let report =
+                self.state.sandbox.as_ref().filter(|_| self.daemon.workers.is_local(&settings.agent))?;
+            Some(SandboxSelection { level: report.asked, network: report.network })
+        });
+        at_start.is_none_or(|at_start| at_start == asked)
     }
 
     /// The worker that the journal says this session has.
@@ -584,12 +590,12 @@ impl SessionActor {
                 }
             }
             LinkEvent::Disconnected => self.agent.mark_lost(),
-            LinkEvent::Attached { applied, presence, pid, run_time_ms, model, reattached } => {
+            LinkEvent::Attached { applied, presence, pid, run_time_ms, model, sandbox, reattached } => {
                 self.daemon.workers.set_pid(&self.session.id, pid);
                 let reattached = self.agent.mark_attached(presence, reattached);
                 // A previous daemon may have changed settings and died before it restarted the agent.
                 let has_agent = matches!(presence, AgentPresence::Starting | AgentPresence::Ready { .. });
-                let is_current = || model == self.state.settings.model && self.is_confined_as_asked();
+                let is_current = || model == self.state.settings.model && self.is_confined_as_asked(sandbox);
                 if reattached && has_agent && !is_current() {
                     self.agent.mark_outdated();
                 }

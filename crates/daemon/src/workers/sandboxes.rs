@@ -160,6 +160,7 @@ impl Workers {
         let home = &self.sandboxes.home;
         Ok(Some(Box::new(SandboxSpec {
             asked,
+            daemon_selection: None,
             network,
             support: self.is_local(&settings.agent).then(|| self.sandboxes.support().clone()),
             home: home.path().to_owned(),

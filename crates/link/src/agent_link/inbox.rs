@@ -96,6 +96,7 @@ impl AgentLinkInbox {
                 pid: hello.pid,
                 run_time_ms: hello.run_time_ms,
                 model: hello.model.clone(),
+                sandbox: hello.sandbox,
                 reattached: self.attach_reported,
             },
             0,
@@ -212,6 +213,7 @@ mod tests {
             pid: 1,
             run_time_ms: None,
             model: None,
+            sandbox: None,
         }
     }
 
@@ -222,6 +224,7 @@ mod tests {
             pid: 1,
             run_time_ms: None,
             model: None,
+            sandbox: None,
             reattached,
         }
     }

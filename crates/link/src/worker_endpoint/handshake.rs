@@ -8,6 +8,7 @@ use qd_protocol::frame::v1::{
     self, DaemonHello, DaemonLinkFrame, ProtocolVersions, WorkerHello, WorkerLinkFrame,
 };
 use qd_protocol::link::UpdateNumber;
+use qd_protocol::sandbox_spec::SandboxSelection;
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_worker_sdk::socket::{ByteStream, Socket, SocketError};
 
@@ -52,6 +53,7 @@ pub async fn receive_agent_start<W: ByteStream>(
         applied: EventNumber::default(),
         run_time: None,
         model: None,
+        sandbox: None,
     };
     complete_handshake(&mut socket, &hello, secret, software, summary).await?;
     let spec = loop {
@@ -73,6 +75,7 @@ pub(super) struct EndpointSummary {
     pub(super) applied: EventNumber,
     pub(super) run_time: Option<Duration>,
     pub(super) model: Option<String>,
+    pub(super) sandbox: Option<SandboxSelection>,
 }
 
 /// Answers a hello with ours, and returns once the daemon has proven that it knows the secret.
@@ -84,7 +87,7 @@ pub(super) async fn complete_handshake<W: ByteStream>(
     summary: EndpointSummary,
 ) -> Result<(), SocketError> {
     let nonce = proof::fresh_nonce();
-    let EndpointSummary { presence, last, applied, run_time, model } = summary;
+    let EndpointSummary { presence, last, applied, run_time, model, sandbox } = summary;
     let our_hello = WorkerHello {
         version: ProtocolVersions::SUPPORTED.newest_common(hello.versions).unwrap_or(v1::VERSION_MAX),
         software: software.to_owned(),
@@ -97,6 +100,7 @@ pub(super) async fn complete_handshake<W: ByteStream>(
         pid: std::process::id(),
         run_time_ms: run_time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         model,
+        sandbox,
     };
     let expected = proof::daemon_proof(secret, &our_hello.nonce, &hello.nonce);
     socket.send(&WorkerLinkFrame::Hello(our_hello)).await?;

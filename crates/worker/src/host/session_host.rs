@@ -19,7 +19,7 @@ use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
 use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnOutcome};
-use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
+use qd_protocol::sandbox_spec::SandboxSelection;
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -192,7 +192,7 @@ impl SessionHost {
             control: Arc::clone(&self.control),
         };
         let control = Arc::clone(&self.control);
-        self.endpoint.set_model(self.spec.model.clone());
+        self.endpoint.set_start_settings(self.spec.model.clone(), sandbox_selection(&self.spec));
         self.endpoint.set_turn_clock(Box::new(move || control.run_time()));
         let filter = Redactor::new_filter(SecretMatcher::of_agent(&self.spec));
         let spec = self.spec.clone();
@@ -237,7 +237,7 @@ impl SessionHost {
             // The sandbox below the keeper cannot change. Another one needs another worker, and what earlier turns left
             // ends with this one.
             (LifecycleRequest::Start(spec), v1::AgentPresence::IdleStopped)
-                if sandbox_settings(&spec) != sandbox_settings(&self.spec) =>
+                if sandbox_selection(&spec) != sandbox_selection(&self.spec) =>
             {
                 Err(SessionHostExit::Stopped)
             }
@@ -346,9 +346,9 @@ impl SessionHost {
     }
 }
 
-/// How strongly an agent is to be confined, without the paths that this needs.
-fn sandbox_settings(spec: &AgentSpec) -> Option<(SandboxSetting, NetworkSetting)> {
-    spec.sandbox.as_ref().map(|sandbox| (sandbox.asked, sandbox.network))
+/// How strongly the daemon asked to confine an agent.
+fn sandbox_selection(spec: &AgentSpec) -> Option<SandboxSelection> {
+    spec.sandbox.as_ref().map(|sandbox| sandbox.selection_by_daemon())
 }
 
 /// Waits until the daemon has acknowledged everything. Returns false if waiting any longer makes no sense.
