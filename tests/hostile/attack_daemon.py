@@ -1,5 +1,6 @@
 """Ways of the hostile agent against the daemon, its workers and its home. The last ones end them."""
 
+import glob
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import sys
 import time
 
 import kernel
-from attack_tools import FACTS, FILES, MARKS, OUT, PIDS, answer, daemon_socket, http, payload, read, run, session_socket, tell, variable, way, write, write_to
+from attack_tools import FACTS, FILES, MARKS, OUT, PATIENCE_S, PIDS, answer, daemon_socket, http, payload, read, run, session_socket, tell, variable, way, write, write_to
 
 
 @way
@@ -64,6 +65,64 @@ def other_mail():
     message = json.dumps({"text": MARKS["other_mail"]})
     write_to(os.path.join(folder, "hostile"), message)
     os.rename(os.path.join(folder, "hostile"), os.path.join(folder, "../new/hostile"))
+
+
+def own_mail(*path):
+    return os.path.join(FACTS["home"], "mail", FACTS["own_session"], *path)
+
+
+@way
+def mail_link():
+    """The daemon is to put a file among its manifests of agents, when it puts aside what is no message."""
+    os.rename(own_mail("corrupt"), own_mail("corrupt.old"))
+    os.symlink(os.path.join(FACTS["home"], "agents"), own_mail("corrupt"))
+    write_to(own_mail("tmp/hostile.toml"), f"# {MARKS['mail_link']}\n")
+    os.rename(own_mail("tmp/hostile.toml"), own_mail("new/hostile.toml"))
+    wait_until_taken("hostile.toml")
+
+
+@way
+def mail_race():
+    """The daemon is to take a file of the home for mail, because its folder of new mail becomes a link meanwhile."""
+    name = os.path.basename(FILES["mail_race"])
+    link = own_mail("link")
+    os.symlink(os.path.dirname(FILES["mail_race"]), link)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not os.path.islink(own_mail("new")):
+            write_to(own_mail("new", name), "hostile")
+        kernel.exchange(link, own_mail("new"))
+        for folder in ("cur", "corrupt"):
+            for found in glob.glob(own_mail(folder, name + "*")):
+                if not found.endswith(".reason") and (text := read(found)) != "hostile":
+                    return tell("mail_race", text)
+                os.unlink(found)
+    if os.path.islink(own_mail("new")):
+        kernel.exchange(link, own_mail("new"))
+
+
+def wait_until_taken(name):
+    deadline = time.monotonic() + PATIENCE_S / 2
+    while os.path.exists(own_mail("new", name)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@way
+def inherited_descriptor():
+    """Whatever this process inherited, from the agent and those that started it."""
+    for descriptor in range(3, 1024):
+        try:
+            found = os.open("inherited_descriptor", os.O_RDONLY, dir_fd=descriptor)
+        except OSError:
+            continue
+        tell("inherited_descriptor", os.pread(found, 64, 0).decode())
+
+
+@way
+def any_descriptor():
+    """Whatever any process that it sees has open."""
+    for path in glob.iglob("/proc/[0-9]*/fd/*/any_descriptor"):
+        return tell("any_descriptor", read(path))
 
 
 def other_variable(name):

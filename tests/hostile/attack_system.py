@@ -23,7 +23,14 @@ def tmux():
 
 @way
 def screen():
-    run("screen", "-X", "exec", "sh", "-c", payload("screen"))
+    run("screen", "-S", FACTS["screen"], "-X", "screen", "sh", "-c", payload("screen"))
+    wait_for_file(os.path.join(OUT, "screen"))
+
+
+def wait_for_file(path):
+    deadline = time.monotonic() + 5
+    while not (os.path.exists(path) and os.path.getsize(path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def call_bus(name):
@@ -44,13 +51,19 @@ def dbus_abstract():
 
 @way
 def at():
-    run("sh", "-c", f"echo {payload('at')!r} | at now")
-    time.sleep(2)
+    """Nothing runs it before the test removes it."""
+    run("sh", "-c", f"echo ': {MARKS['at']}' | at now + 1 year")
 
 
 @way
 def cron():
-    run("sh", "-c", f"echo '* * * * * {payload('cron')}' | crontab -")
+    """Nothing runs it before the test removes it."""
+    run("sh", "-c", f"{{ crontab -l; echo '@yearly : {MARKS['cron']}'; }} 2>/dev/null | crontab -")
+
+
+@way
+def cron_folder():
+    write_to("/etc/cron.d/hostile-" + MARKS["cron_folder"], f"@yearly root : {MARKS['cron_folder']}\n")
 
 
 @way
@@ -62,6 +75,11 @@ def systemd_run():
 def docker():
     home = FACTS["home"]
     run("docker", "run", "--rm", "-v", f"{home}:{home}", "-v", f"{OUT}:{OUT}", "busybox", "sh", "-c", payload("docker"))
+
+
+@way
+def docker_socket():
+    tell("docker_socket", ask_service(socket.AF_UNIX, FACTS["docker_socket"]))
 
 
 @way

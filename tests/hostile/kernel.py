@@ -38,6 +38,13 @@ def syscall(name, *args):
     return result
 
 
+def exchange(one, other):
+    """Swaps what two paths name, at once."""
+    if libc.renameat2(-100, one.encode(), -100, other.encode(), 2) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"renameat2: {os.strerror(error)}")
+
+
 class IoVector(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 

@@ -42,7 +42,7 @@ SERVED = ["abstract_socket", "path_socket", "tcp_loopback"]
 IN_HOME = [
     "proc_root", "proc_cwd", "setns", "home_read", "home_hard_link", "home_symlink", "worker_root", "tmux", "screen", "dbus",
     "dbus_abstract", "at", "cron", "systemd_run", "docker", "ssh_localhost", "new_namespaces", "io_uring", "open_by_handle",
-    "chroot", "fanotify", "shell_startup", "ld_preload", "git_pointer",
+    "chroot", "fanotify", "shell_startup", "ld_preload", "git_pointer", "inherited_descriptor", "any_descriptor",
 ]
 
 
@@ -77,6 +77,8 @@ def victim(given):
     mapped = open(os.path.join(given["cwd"], "map-" + hidden["maps"]), "w+b")
     mapped.write(b"x" * 4096)
     mapped.flush()
+    # A directory that others could use as their own.
+    keep["directory"] = os.open(given["cwd"], os.O_RDONLY | os.O_DIRECTORY)
     keep["map"] = mmap.mmap(mapped.fileno(), 4096)
     ports = {}
     for way, address in given["listen"].items():
@@ -137,6 +139,9 @@ class Outside:
                 write_file(self.facts["files"][way], self.hidden[way])
         for way, place in WRITTEN.items():
             self.facts["files"][way] = os.path.join(self.user_home, place)
+        self.facts["files"]["mail_race"] = os.path.join(self.home, "hostile/race/mail_race")
+        write_file(self.facts["files"]["mail_race"], self.hidden["mail_race"])
+        os.makedirs(os.path.join(self.home, "agents"), exist_ok=True)
         self.facts["files"]["home_chmod"] = os.path.join(self.home, "hostile/mode")
         write_file(self.facts["files"]["home_chmod"], "")
         self.start_victims()
@@ -150,12 +155,18 @@ class Outside:
         kind, raw = kernel.file_handle(self.facts["files"]["open_by_handle"])
         self.facts["handle"] = [kind, raw.hex()]
         self.find_disk()
-        # What is not installed or does not work here cannot be tried.
-        for way, program in (("screen", "screen"), ("at", "at"), ("cron", "crontab"), ("docker", "docker")):
-            if shutil.which(program) is None:
-                self.impossible.add(way)
-        if not os.path.exists("/var/run/docker.sock"):
+        self.start_screen()
+        if not succeeds(["docker", "run", "--rm", "busybox", "true"]):
             self.impossible.add("docker")
+        self.listen_as_docker()
+        # What is not installed or does not work here cannot be tried.
+        probe = "echo : | at now + 1 year 2>&1 | sed -n 's/^job \\([0-9]*\\) .*/\\1/p' | grep . | xargs atrm"
+        if not succeeds(["sh", "-c", probe]):
+            self.impossible.add("at")
+        if not succeeds(["sh", "-c", "command -v crontab && ! crontab -l 2>&1 | grep -q 'not allowed'"]):
+            self.impossible.add("cron")
+        if not os.access("/etc/cron.d", os.W_OK):
+            self.impossible.add("cron_folder")
         if not succeeds(["systemd-run", "--user", "--wait", "true"]):
             self.impossible.add("systemd_run")
         threading.Thread(target=self.watch_stops, daemon=True).start()
@@ -212,6 +223,21 @@ class Outside:
         environment = {name: value for name, value in os.environ.items() if name not in ("TMUX", "TMUX_TMPDIR")}
         if not succeeds(["tmux", "-L", self.facts["tmux"], "new-session", "-d", "sleep", "1000"], env=environment):
             self.impossible.add("tmux")
+
+    def start_screen(self):
+        self.facts["screen"] = "hostile-" + self.marks["screen"][:8]
+        if not succeeds(["screen", "-dmS", self.facts["screen"], "sleep", "1000"]):
+            self.impossible.add("screen")
+
+    def listen_as_docker(self):
+        """A service where Docker's would be, if there is none. Its socket is made long after the agent has started."""
+        path = self.facts["docker_socket"] = "/run/docker.sock"
+        if os.path.exists(path) or not os.access("/run", os.W_OK):
+            return self.impossible.add("docker_socket")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+        threading.Thread(target=serve, args=(listener, self.hidden["docker_socket"]), daemon=True).start()
 
     def start_dbus(self, way, address):
         data = os.path.join(self.world, way + "-data")
@@ -340,6 +366,10 @@ class Outside:
             "other_project": lambda: contains(os.path.join(self.world, "other-project/README"), mark),
             "shared_temporary": lambda: os.path.exists("/tmp/hostile-" + mark),
             "mount": lambda: os.path.exists(os.path.join(self.world, "mounted", mark)),
+            "mail_link": lambda: has_file_with(os.path.join(self.home, "agents"), mark),
+            "at": lambda: mark in output("for job in $(atq | cut -f1); do at -c $job; done"),
+            "cron": lambda: mark in output("crontab -l"),
+            "cron_folder": lambda: contains("/etc/cron.d/hostile-" + mark, mark),
             "home_inotify": lambda: self.told("home_inotify") == "home_read",
         }
         if way in checks:
@@ -358,7 +388,15 @@ class Outside:
             child.kill()
         succeeds(["tmux", "-L", self.facts["tmux"], "kill-server"])
         succeeds(["umount", "-l", os.path.join(self.world, "mounted")])
-        for path in (self.facts["files"]["posix_memory"], "/tmp/hostile-" + self.marks["shared_temporary"]):
+        succeeds(["screen", "-S", self.facts["screen"], "-X", "quit"])
+        if "at" not in self.impossible:
+            output(f"for job in $(atq | cut -f1); do at -c $job | grep -q {self.marks['at']} && atrm $job; done")
+        if self.marks["cron"] in output("crontab -l"):
+            output(f"crontab -l | grep -v {self.marks['cron']} | crontab -")
+        if "docker_socket" not in self.impossible:
+            os.unlink(self.facts["docker_socket"])
+        left = ["/tmp/hostile-" + self.marks["shared_temporary"], "/etc/cron.d/hostile-" + self.marks["cron_folder"]]
+        for path in [self.facts["files"]["posix_memory"], *left]:
             if os.path.exists(path):
                 os.unlink(path)
 
@@ -369,6 +407,12 @@ def succeeds(command, env=None):
         return subprocess.run(command, env=env, timeout=20, **quiet).returncode == 0
     except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
         return False
+
+
+def output(script):
+    """What a shell prints, whether it succeeds or not."""
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, errors="replace", timeout=20, **quiet).stdout
 
 
 def contains(path, text):

@@ -4,14 +4,18 @@
 //! finds the file again and the journal knows the message. A file that is not a message moves to `corrupt`, with the
 //! reason beside it.
 //!
+//! An agent can write to the folders of its session, also from inside a sandbox, and put links in their place. Therefore
+//! each folder is opened without following links, and files are only named within an open folder.
+//!
 //! Design: docs/design/mail-becomes-a-run.md
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -22,7 +26,10 @@ use qd_protocol::event::EventActor;
 use qd_protocol::limits::{MAIL_FILE_MAX, MAIL_LOOK_S};
 use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::{ApiError, ErrorCode, MailId, SessionId};
-use rustix::fs::OFlags;
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, mkdirat, openat, renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
@@ -129,11 +136,8 @@ impl Daemon {
 
     /// Accepts one file; returns `false` if it has to wait.
     async fn take_mail_file(self: &Arc<Self>, folder: &Path, name: &OsStr) -> bool {
-        let (path, session_name) =
-            (folder.join(NEW).join(name), folder.file_name().unwrap_or_default().to_owned());
-        let file_name = name.to_owned();
-        let read =
-            tokio::task::spawn_blocking(move || read_mail_file(&path, &session_name, &file_name)).await;
+        let (path, file_name) = (folder.to_owned(), name.to_owned());
+        let read = tokio::task::spawn_blocking(move || read_mail_file(&path, &file_name)).await;
         let sent = match read {
             Ok(Ok((session, mail))) => self.post_file_mail(&session, mail).await,
             Ok(Err(MailFileError::Corrupt(reason))) => Err(ApiError::new(ErrorCode::InvalidValue, reason)),
@@ -215,7 +219,7 @@ impl MailFolderScanner {
                 unchanged.insert(entry.file_name(), changed);
                 continue;
             }
-            let names = files_by_arrival(&new);
+            let names = files_by_arrival(&entry.path()).unwrap_or_default();
             let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
             if names.is_empty() {
                 if age.is_some_and(|age| age > SETTLED_AFTER) {
@@ -230,19 +234,61 @@ impl MailFolderScanner {
     }
 }
 
-/// The files in a folder, by when they were renamed into it. Hidden files are skipped, as in any Maildir.
-fn files_by_arrival(new: &Path) -> Vec<OsString> {
-    let Ok(entries) = fs::read_dir(new) else { return Vec::new() };
-    let mut files: Vec<_> = entries
-        .flatten()
-        .filter(|entry| !entry.file_name().as_bytes().starts_with(b"."))
-        .filter_map(|entry| {
-            let metadata = fs::symlink_metadata(entry.path()).ok()?;
-            Some((metadata.ctime(), metadata.ctime_nsec(), entry.file_name()))
-        })
-        .collect();
+/// The files in a folder's `new`, by when they were renamed into it. Hidden files are skipped, as in any Maildir.
+fn files_by_arrival(folder: &Path) -> io::Result<Vec<OsString>> {
+    let new = open_folder(folder)?.open(NEW)?;
+    let mut files = Vec::new();
+    for entry in Dir::read_from(&new)?.flatten() {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        let Some(stat) = (!name.as_bytes().starts_with(b".")).then(|| stat_in(&new, name)) else { continue };
+        if let Ok(stat) = stat {
+            files.push(((stat.st_ctime, stat.st_ctime_nsec), name.to_owned()));
+        }
+    }
     files.sort();
-    files.into_iter().map(|(_, _, name)| name).collect()
+    Ok(files.into_iter().map(|(_, name)| name).collect())
+}
+
+/// The mail folder of a session, open.
+struct OpenMailFolder(OwnedFd);
+
+/// Opens the mail folder of a session. It is the only one that is found by its path: nobody but us can write where it is.
+fn open_folder(folder: &Path) -> io::Result<OpenMailFolder> {
+    Ok(OpenMailFolder(openat(CWD, folder, FOLDER, Mode::empty())?))
+}
+
+/// How a folder is opened: not if it is a link.
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl OpenMailFolder {
+    /// Opens one of the folders in it. Fails if that is a link, wherever it leads.
+    fn open(&self, name: &str) -> io::Result<OwnedFd> {
+        Ok(openat(&self.0, name, FOLDER, Mode::empty())?)
+    }
+
+    /// The same, and makes the folder if it is missing. What somebody put in its place is removed.
+    fn open_or_make(&self, name: &str) -> io::Result<OwnedFd> {
+        let opened = self.open(name);
+        if opened.is_ok() {
+            return opened;
+        }
+        if stat_in(&self.0, OsStr::new(name)).is_ok_and(|stat| kind_of(&stat) != FileType::Directory) {
+            unlinkat(&self.0, name, AtFlags::empty())?;
+        }
+        match mkdirat(&self.0, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => self.open(name),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// What a file in an open folder is; of a link, the link itself.
+fn stat_in(folder: impl AsFd, name: &OsStr) -> io::Result<Stat> {
+    Ok(statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn kind_of(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
 }
 
 /// Why a file was not accepted as a message.
@@ -279,29 +325,22 @@ struct MailFileContent {
     _sent_at: Option<IgnoredAny>,
 }
 
-/// Reads the message in a file, and the session whose folder the file is in.
-fn read_mail_file(
-    path: &Path,
-    folder: &OsStr,
-    name: &OsStr,
-) -> Result<(SessionId, OutgoingMail), MailFileError> {
+/// Reads the message in a file of a folder's `new`, and the session whose folder it is.
+fn read_mail_file(folder: &Path, name: &OsStr) -> Result<(SessionId, OutgoingMail), MailFileError> {
     let corrupt = |reason: &str| MailFileError::Corrupt(reason.to_owned());
-    let session = folder.to_str().and_then(|name| SessionId::parse(name).ok());
+    let session = folder.file_name().and_then(OsStr::to_str).and_then(|name| SessionId::parse(name).ok());
     let session = session.ok_or_else(|| corrupt("the name of its folder is not a session id"))?;
-    if !fs::symlink_metadata(path)?.is_file() {
+    let new = open_folder(folder)?.open(NEW)?;
+    if kind_of(&stat_in(&new, name)?) != FileType::RegularFile {
         return Err(corrupt("it is not a regular file"));
     }
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-    let file = match file {
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-            return Err(corrupt("it is not a regular file"));
-        }
-        file => file?,
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(&new, name, flags, Mode::empty()) {
+        Err(Errno::LOOP) => return Err(corrupt("it is not a regular file")),
+        file => File::from(file.map_err(io::Error::from)?),
     };
     // Checked again on the open file, because it may have been swapped in between.
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
+    if !file.metadata()?.is_file() {
         return Err(corrupt("it is not a regular file"));
     }
     let mut content = Vec::new();
@@ -340,46 +379,41 @@ fn derived_mail_id(session: &SessionId, name: &OsStr, content: &[u8]) -> MailId 
 
 /// Moves a file whose message is journalled to `cur`.
 fn move_to_cur(folder: &Path, name: &OsStr) -> io::Result<()> {
-    make_private_folder(&folder.join(CUR))?;
-    ignore_missing(fs::rename(folder.join(NEW).join(name), folder.join(CUR).join(name)))
+    let folder = open_folder(folder)?;
+    ignore_missing(renameat(folder.open(NEW)?, name, folder.open_or_make(CUR)?, name))
 }
 
 /// Moves a file that is not a message to `corrupt`, with the reason beside it. The reason is written first: if we die
 /// in between, it is written again.
 fn quarantine(folder: &Path, name: &OsStr, reason: &str) -> io::Result<()> {
-    let corrupt = folder.join(CORRUPT);
-    make_private_folder(&corrupt)?;
+    let folder = open_folder(folder)?;
+    let corrupt = folder.open_or_make(CORRUPT)?;
     let mut target = name.to_owned();
     if target.len() + SUFFIX_MAX > NAME_MAX {
         target = OsString::from(format!("long-{}", hex::encode(Sha256::digest(name.as_bytes()))));
     }
     let base = target.clone();
     let mut nth = 1_u32;
-    while fs::symlink_metadata(corrupt.join(&target)).is_ok() {
+    while stat_in(&corrupt, &target).is_ok() {
         nth += 1;
         target = base.clone();
         target.push(format!(".{nth}"));
     }
     let mut reason_file = target.clone();
     reason_file.push(".reason");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-        .open(corrupt.join(reason_file))?;
-    writeln!(file, "{reason}")?;
-    ignore_missing(fs::rename(folder.join(NEW).join(name), corrupt.join(target)))
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // A pipe with this name, which nobody reads, must not hold us up.
+    let file = openat(&corrupt, &reason_file, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR)?;
+    writeln!(File::from(file), "{reason}")?;
+    ignore_missing(renameat(folder.open(NEW)?, name, &corrupt, &target))
 }
 
 /// A file that disappeared meanwhile is fine.
-fn ignore_missing(moved: io::Result<()>) -> io::Result<()> {
-    moved.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-}
-
-fn make_private_folder(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(true).create(folder)
+fn ignore_missing(moved: rustix::io::Result<()>) -> io::Result<()> {
+    match moved {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
@@ -396,8 +430,7 @@ mod tests {
     }
 
     fn corrupt_reason(folder: &Path, name: &str) -> String {
-        let session_name = folder.file_name().unwrap();
-        match read_mail_file(&folder.join(NEW).join(name), session_name, OsStr::new(name)) {
+        match read_mail_file(folder, OsStr::new(name)) {
             Err(MailFileError::Corrupt(reason)) => reason,
             Err(_) => panic!("{name} cannot be read"),
             Ok((_, mail)) => panic!("{name} is a message: {mail:?}"),
@@ -406,14 +439,10 @@ mod tests {
 
     #[test]
     fn a_file_is_known_by_its_id_else_by_its_name_and_content() {
-        let (_dir, _, session, folder) = folder();
+        let (_dir, _, _, folder) = folder();
         let id = |name: &str, content: &str| {
             fs::write(folder.join(NEW).join(name), content).unwrap();
-            let session_name = OsStr::new(session.as_str());
-            let Ok((_, mail)) = read_mail_file(&folder.join(NEW).join(name), session_name, OsStr::new(name))
-            else {
-                panic!("{content}")
-            };
+            let Ok((_, mail)) = read_mail_file(&folder, OsStr::new(name)) else { panic!("{content}") };
             assert_eq!(mail.from, MailSender::File, "whatever it says");
             mail.id.unwrap()
         };
@@ -445,6 +474,43 @@ mod tests {
         ] {
             assert!(corrupt_reason(&folder, name).contains(hint), "{name}");
         }
+    }
+
+    #[test]
+    fn links_in_place_of_the_folders_lead_nowhere() {
+        let (dir, home, _, folder) = folder();
+        let elsewhere = dir.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        fs::write(elsewhere.join("secret"), r#"{"text":"x"}"#).unwrap();
+        for name in [CUR, CORRUPT] {
+            fs::remove_dir(folder.join(name)).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, folder.join(name)).unwrap();
+        }
+        fs::write(folder.join(NEW).join("mail"), r#"{"text":"x"}"#).unwrap();
+        fs::write(folder.join(NEW).join("manifest"), "[agent]").unwrap();
+        move_to_cur(&folder, OsStr::new("mail")).unwrap();
+        quarantine(&folder, OsStr::new("manifest"), "why not").unwrap();
+        assert!(folder.join(CUR).join("mail").exists() && folder.join(CORRUPT).join("manifest").exists());
+        let names = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names(&elsewhere).collect::<Vec<_>>(), ["secret"], "nothing was moved through a link");
+
+        fs::remove_dir(folder.join(NEW)).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, folder.join(NEW)).unwrap();
+        assert!(MailFolderScanner::default().scan(&home.mail()).is_empty());
+        assert!(files_by_arrival(&folder).is_err());
+        let secret = OsStr::new("secret");
+        assert!(matches!(read_mail_file(&folder, secret), Err(MailFileError::RetryLater(_))));
+        assert!(move_to_cur(&folder, secret).is_err() && quarantine(&folder, secret, "").is_err());
+        assert_eq!(names(&elsewhere).collect::<Vec<_>>(), ["secret"], "nothing was taken through a link");
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_reason_holds_up_nobody() {
+        let (_dir, _, _, folder) = folder();
+        let pipe = folder.join(CORRUPT).join("x.reason");
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        fs::write(folder.join(NEW).join("x"), "{").unwrap();
+        assert!(quarantine(&folder, OsStr::new("x"), "why not").is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use qd_protocol::sandbox::NetworkSetting;
+use qd_protocol::sandbox::{NetworkSetting, SandboxLevel};
 use qd_protocol::sandbox_spec::MODEL_PROXY_PORT;
 use rustix::net::SendFlags;
 use rustix::process::{Signal, WaitOptions, geteuid, set_parent_process_death_signal, setpgid, waitpid};
@@ -20,6 +20,7 @@ use crate::descriptor_passing::send_with_descriptors;
 use crate::error::SandboxError;
 use crate::id_map::write_id_maps;
 use crate::kernel;
+use crate::keyrings::refuse_keyrings;
 use crate::mounts::mount_all;
 use crate::plan::SandboxPlan;
 use crate::probe;
@@ -93,6 +94,10 @@ fn set_up(plan: &SandboxPlan) -> Result<Option<TcpListener>, SandboxError> {
     // The old directory may be one that is hidden now.
     rustix::process::chdir("/").map_err(|error| SandboxError::internal(&error.into()))?;
     end_with_parent().map_err(|error| SandboxError::internal(&error))?;
+    if plan.level == SandboxLevel::Workspace {
+        // Root inside could otherwise have this process use them.
+        refuse_keyrings().map_err(|error| SandboxError::internal(&error))?;
+    }
     Ok(model_listener)
 }
 

@@ -16,6 +16,8 @@ pub(crate) mod clone_flags {
     pub(crate) const NEW_PIDS: u64 = libc::CLONE_NEWPID as u64;
     pub(crate) const NEW_MOUNTS: u64 = libc::CLONE_NEWNS as u64;
     pub(crate) const NEW_NETWORK: u64 = libc::CLONE_NEWNET as u64;
+    /// System V's shared memory, semaphores and queues.
+    pub(crate) const NEW_IPC: u64 = libc::CLONE_NEWIPC as u64;
     /// The new process is a sibling of the caller, and not its child.
     pub(crate) const SIBLING: u64 = libc::CLONE_PARENT as u64;
 }
@@ -223,6 +225,59 @@ pub(crate) fn restrict_scope() -> io::Result<bool> {
     // SAFETY: the ruleset is open.
     check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, i64::from(ruleset.as_raw_fd()), NONE) })?;
     Ok(true)
+}
+
+/// One step of a filter for system calls. What it compares is what was loaded last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum FilterStep {
+    /// Loads four bytes at this offset in the description of the call.
+    Load(u32),
+    And(u32),
+    SkipUnlessEqual(u32, u8),
+    SkipIfAtLeast(u32, u8),
+    SkipUnlessAtLeast(u32, u8),
+    Allow,
+    /// The call fails as one that the kernel does not have.
+    Refuse,
+}
+
+impl FilterStep {
+    fn instruction(self) -> libc::sock_filter {
+        let (code, k, jt, jf) = match self {
+            Self::Load(offset) => (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0),
+            Self::And(bits) => (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, bits, 0, 0),
+            Self::SkipUnlessEqual(value, steps) => {
+                (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, steps)
+            }
+            Self::SkipIfAtLeast(value, steps) => {
+                (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, steps, 0)
+            }
+            Self::SkipUnlessAtLeast(value, steps) => {
+                (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, 0, steps)
+            }
+            Self::Allow => (libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+            Self::Refuse => {
+                let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+                (libc::BPF_RET | libc::BPF_K, missing, 0, 0)
+            }
+        };
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+}
+
+/// Judges every system call of this process, and of all that it starts, by a filter. Fails if programs could still gain
+/// rights by being started.
+pub(crate) fn filter_system_calls(steps: &[FilterStep]) -> io::Result<()> {
+    let mut instructions: Vec<libc::sock_filter> = steps.iter().map(|step| step.instruction()).collect();
+    let program = libc::sock_fprog {
+        len: u16::try_from(instructions.len()).map_err(io::Error::other)?,
+        filter: instructions.as_mut_ptr(),
+    };
+    // SAFETY: the program has as many instructions as it says, and they live until the call returns.
+    check(unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, NONE, &raw const program)
+    })
+    .map(drop)
 }
 
 /// Starts the loopback interface of this process's network namespace.

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use qd_protocol::sandbox::NetworkSetting;
+use qd_protocol::sandbox::{NetworkSetting, SandboxLevel};
 use rustix::net::RecvFlags;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, setpgid, waitpid,
@@ -26,6 +26,7 @@ use crate::error::SandboxError;
 use crate::id_map::write_id_maps;
 use crate::init::{InitReply, SANDBOX_COMMAND};
 use crate::kernel::{self, ExecArguments, clone_flags};
+use crate::keyrings::refuse_keyrings;
 use crate::plan::SandboxPlan;
 
 /// This very program, even if its file has been replaced.
@@ -45,6 +46,7 @@ pub struct Sandbox {
     init: Pid,
     pidfd: OwnedFd,
     namespaces: ThreadNameSpaceType,
+    level: SandboxLevel,
     model_listener: Option<OwnedFd>,
 }
 
@@ -73,6 +75,10 @@ impl Sandbox {
             flags |= clone_flags::NEW_NETWORK;
             namespaces |= ThreadNameSpaceType::NETWORK;
         }
+        if plan.level == SandboxLevel::Workspace {
+            flags |= clone_flags::NEW_IPC;
+            namespaces |= ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
+        }
         let Some(pid) = fork(flags).map_err(|error| SandboxError::user_namespace(&error))? else {
             let Err(_failed) = become_init(&theirs, &program);
             kernel::exit_now(NOT_STARTED);
@@ -84,7 +90,7 @@ impl Sandbox {
             write_id_maps(pid).map_err(|error| SandboxError::user_namespace(&error))?;
             (&ours).write_all(&[USERS_EXIST]).map_err(internal)?;
             let model_listener = send_plan(&ours, plan)?;
-            Ok(Self { init, pidfd, namespaces, model_listener })
+            Ok(Self { init, pidfd, namespaces, level: plan.level, model_listener })
         });
         started.inspect_err(|_| {
             // It may have exited by itself. It cannot be anybody else: it is our child, and not reaped yet.
@@ -123,7 +129,7 @@ impl Sandbox {
             match started {
                 Ok(Some(pid)) => StartReport::Started(pid).send(&reporter),
                 Ok(None) => {
-                    let Err(error) = become_program(&program, stdio, cwd);
+                    let Err(error) = become_program(&program, stdio, cwd, self.level);
                     StartReport::Failed(error).send(&reporter);
                 }
                 Err(error) => StartReport::Failed(error).send(&reporter),
@@ -237,7 +243,12 @@ fn become_init(mut socket: &UnixStream, program: &ExecArguments) -> io::Result<I
     program.exec()
 }
 
-fn become_program(program: &ExecArguments, stdio: &[OwnedFd; 3], cwd: &Path) -> io::Result<Infallible> {
+fn become_program(
+    program: &ExecArguments,
+    stdio: &[OwnedFd; 3],
+    cwd: &Path,
+    level: SandboxLevel,
+) -> io::Result<Infallible> {
     kernel::reset_signals();
     setpgid(None, None)?;
     let [stdin, stdout, stderr] = stdio;
@@ -246,6 +257,9 @@ fn become_program(program: &ExecArguments, stdio: &[OwnedFd; 3], cwd: &Path) -> 
     dup2_stderr(stderr)?;
     kernel::close_descriptors_on_exec_from(3)?;
     rustix::process::chdir(cwd)?;
+    if level == SandboxLevel::Workspace {
+        refuse_keyrings()?;
+    }
     program.exec()
 }
 

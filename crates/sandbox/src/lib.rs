@@ -9,7 +9,7 @@
 //! - `confined_run`: one program in a sandbox of its own, for callers that cannot make one.
 //! - `descriptor_passing`: open descriptors for another process.
 //! - `id_map`: users and groups inside. `namespace`: which namespaces a process is in.
-//! - `probe`: what this machine can do. `error`: why it cannot. `kernel`: system calls.
+//! - `keyrings`: keys that the kernel holds. `probe`: what this machine can do. `error`: why it cannot. `kernel`: system calls.
 //!
 //! Design: docs/design/agents-are-confined.md
 
@@ -19,6 +19,7 @@ mod error;
 mod id_map;
 mod init;
 mod kernel;
+mod keyrings;
 mod launcher;
 mod mounts;
 mod namespace;

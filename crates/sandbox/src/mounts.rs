@@ -28,6 +28,22 @@ const RAW_MEMORY: [&str; 3] = ["/dev/mem", "/dev/kmem", "/dev/port"];
 /// belong to neither.
 const SSH_CONFIGURATION: &str = "/etc/ssh/ssh_config.d";
 
+/// Where services have their sockets. What appears here after the start of a sandbox is not seen inside: a socket through
+/// which programs are started could be among it, such as that of Docker after an update.
+const SERVICE_DIRECTORY: &str = "/run";
+/// What cron and at run by themselves. Ordinary users need the help of programs that gain rights, which do not work inside.
+const SCHEDULES: [&str; 9] = [
+    "/etc/anacrontab",
+    "/etc/cron.d",
+    "/etc/cron.daily",
+    "/etc/cron.hourly",
+    "/etc/cron.monthly",
+    "/etc/cron.weekly",
+    "/etc/crontab",
+    "/var/spool/at",
+    "/var/spool/cron",
+];
+
 /// A mount that failed, and where.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to mount {path}: {source}")]
@@ -50,7 +66,7 @@ enum MountStep {
     Keep { tree: OwnedFd, is_directory: bool, read_only: bool },
     /// An empty file.
     HideFile { null: OwnedFd },
-    /// A symbolic link in a hidden directory.
+    /// A symbolic link in a hidden or private directory.
     Link { target: PathBuf },
 }
 
@@ -67,6 +83,9 @@ pub(crate) fn mount_all(plan: &SandboxPlan) -> Result<(), MountError> {
             .map_err(|source| failed(root, source))?;
     }
     steps.apply()?;
+    if is_workspace {
+        mount_terminals()?;
+    }
     mount_proc()?;
     if rustix::process::geteuid().is_root() {
         for path in KERNEL_SETTINGS.map(Path::new).into_iter().filter(|path| path.exists()) {
@@ -81,6 +100,18 @@ pub(crate) fn mount_all(plan: &SandboxPlan) -> Result<(), MountError> {
 fn mount_proc() -> Result<(), MountError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None).map_err(|source| failed(Path::new("/proc"), source))
+}
+
+/// New terminals, which are those of the sandbox alone. Whoever writes to a terminal outside can set its clipboard, or change
+/// what its user sees. A terminal that the agent was started with stays usable, but has no path inside.
+fn mount_terminals() -> Result<(), MountError> {
+    let path = Path::new("/dev/pts");
+    if !path.is_dir() {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount("devpts", path, "devpts", flags, Some(c"newinstance,ptmxmode=0666,mode=0620"))
+        .map_err(|source| failed(path, source))
 }
 
 /// The steps by path: a path is always after those above it.
@@ -99,6 +130,7 @@ impl MountSteps {
             }
             steps.add_directory(path, MountStep::PrivateDirectory);
         }
+        steps.keep_services(is_workspace);
         steps.add_directory(&plan.home, MountStep::HideDirectory);
         for path in &plan.hidden_files {
             steps.hide_file(path)?;
@@ -113,11 +145,16 @@ impl MountSteps {
             for path in RAW_MEMORY.into_iter().map(PathBuf::from).chain(block_devices()) {
                 steps.hide_file(&path)?;
             }
+            for path in SCHEDULES.map(Path::new) {
+                steps.keep(path, true)?;
+            }
         } else {
             steps.copy_ssh_configuration();
         }
         if is_workspace {
-            plan.writable.iter().for_each(|path| drop(fs::create_dir_all(path)));
+            // What has an extension is a file, and its program knows what to write to it.
+            let directories = plan.writable.iter().filter(|path| path.extension().is_none());
+            directories.for_each(|path| drop(fs::create_dir_all(path)));
             steps.keep(Path::new("/dev"), false)?;
         }
         steps.keep_all(plan)?;
@@ -135,14 +172,33 @@ impl MountSteps {
         let home = fs::canonicalize(&plan.home).ok();
         let hidden: Vec<PathBuf> = self.0.keys().cloned().collect();
         let writable = plan.writable.iter().map(|path| (path, false));
-        for (path, read_only) in writable.chain(plan.readable.iter().map(|path| (path, true))) {
-            let Ok(path) = fs::canonicalize(path) else { continue };
+        for (named, read_only) in writable.chain(plan.readable.iter().map(|path| (path, true))) {
+            let Ok(path) = fs::canonicalize(named) else { continue };
             let is_hidden = hidden.iter().any(|hidden| path.starts_with(hidden));
-            if Some(&path) != home.as_ref() && (is_workspace || is_hidden) {
+            let is_home = Some(&path) == home.as_ref();
+            if !is_home && (is_workspace || is_hidden) && !leads_into_hidden(plan, named, &path) {
                 self.keep(&path, read_only)?;
             }
         }
         Ok(())
+    }
+
+    /// Keeps what the directory of services has now, unless something else becomes of it.
+    fn keep_services(&mut self, read_only: bool) {
+        let services = Path::new(SERVICE_DIRECTORY);
+        let Ok(entries) = fs::read_dir(services) else { return };
+        self.add_directory(services, MountStep::PrivateDirectory);
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if self.0.contains_key(&path) {
+                continue;
+            }
+            match fs::read_link(&path) {
+                Ok(target) => drop(self.0.insert(path, MountStep::Link { target })),
+                // What cannot be opened is of no use inside.
+                Err(_) => drop(self.keep(&path, read_only)),
+            }
+        }
     }
 
     /// Adds the links of the plan, as far as the directory that they are in is hidden.
@@ -216,7 +272,11 @@ impl MountSteps {
                     mount_empty(&path, c"mode=0755")
                 }
                 MountStep::PrivateDirectory => {
-                    let mode = if is_shared_directory(&path) { c"mode=1777" } else { c"mode=0700" };
+                    let mode = match path.to_str() {
+                        Some(SERVICE_DIRECTORY) => c"mode=0755",
+                        _ if is_shared_directory(&path) => c"mode=1777",
+                        _ => c"mode=0700",
+                    };
                     mount_empty(&path, mode)
                 }
                 MountStep::CopiedDirectory(files) => {
@@ -241,9 +301,19 @@ impl MountSteps {
     }
 }
 
-/// The directories of temporary files, which programs of other users may share.
+/// Whether a path that the plan names leads into the home or to credentials by a link. An agent can put a link in the place of
+/// what it may write, and would see what the link leads to after its next start.
+fn leads_into_hidden(plan: &SandboxPlan, named: &Path, path: &Path) -> bool {
+    let hidden = [&plan.home].into_iter().chain(&plan.credentials);
+    hidden.filter_map(|hidden| Some((hidden, fs::canonicalize(hidden).ok()?))).any(|(hidden, real)| {
+        let below = named.strip_prefix(hidden).or(named.strip_prefix(&real));
+        path.starts_with(&real) && !below.is_ok_and(|below| real.join(below) == path)
+    })
+}
+
+/// The directories of temporary files and shared memory, which programs of other users may share.
 fn is_shared_directory(path: &Path) -> bool {
-    ["/tmp", "/var/tmp"].iter().any(|shared| path == Path::new(shared))
+    ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|shared| path == Path::new(shared))
 }
 
 fn block_devices() -> Vec<PathBuf> {

@@ -11,16 +11,20 @@ use serde::{Deserialize, Serialize};
 /// Sockets through which a process outside can be told to start programs. They are files, and made by system services.
 const SERVICE_SOCKETS: [&str; 6] = [
     "/run/docker.sock",
-    "/var/run/docker.sock",
-    "/run/podman/podman.sock",
-    "/run/containerd/containerd.sock",
-    "/run/crio/crio.sock",
+    "/run/snapd.socket",
     "/run/systemd/private",
+    "/var/lib/incus/unix.socket",
+    "/var/lib/lxd/unix.socket",
+    "/var/snap/lxd/common/lxd/unix.socket",
 ];
 /// Directories whose sockets do the same.
-const SERVICE_SOCKET_DIRECTORIES: [&str; 2] = ["/run/dbus", "/run/screen"];
+const SERVICE_SOCKET_DIRECTORIES: [&str; 6] =
+    ["/run/containerd", "/run/crio", "/run/dbus", "/run/libvirt", "/run/podman", "/run/screen"];
 /// Where programs put temporary files if they are not told otherwise.
 const TEMPORARY_DIRECTORIES: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// Where programs share memory and queues by name.
+const SHARED_MEMORY_DIRECTORIES: [&str; 2] = ["/dev/shm", "/dev/mqueue"];
 
 /// How an agent, and everything that it starts, is confined.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -70,6 +74,7 @@ impl SandboxPlan {
         let mut credentials = Vec::new();
         if level == SandboxLevel::Workspace {
             private_directories.extend(TEMPORARY_DIRECTORIES.map(PathBuf::from));
+            private_directories.extend(SHARED_MEMORY_DIRECTORIES.map(PathBuf::from));
             private_directories.extend(variable("TMPDIR").map(PathBuf::from));
             credentials.extend(spec.credential_paths.iter().filter_map(below_user_home));
         } else {
@@ -98,6 +103,8 @@ fn session_socket_directories(variable: &impl Fn(&str) -> Option<String>) -> Vec
     let tmux = |below: &str| PathBuf::from(below).join(format!("tmux-{user}"));
     let mut directories = vec![tmux("/tmp"), PathBuf::from(format!("/run/user/{user}"))];
     directories.extend(variable("TMUX_TMPDIR").map(|below| tmux(&below)));
+    directories.extend(variable("SCREENDIR").map(PathBuf::from));
+    directories.extend(variable("HOME").map(|below| PathBuf::from(below).join(".screen")));
     // Somebody may have set it to a directory that everything is in. What is hidden there would be missed.
     let user_home = variable("HOME").map(PathBuf::from).unwrap_or_default();
     let is_for_sockets = |path: &PathBuf| {
@@ -181,7 +188,7 @@ mod tests {
         assert!(plan.writable.contains(&"/w".into()));
         assert_eq!(plan.credentials, [PathBuf::from("/h/.ssh")]);
         assert_eq!(plan.readable, [PathBuf::from("/q/tools/s")]);
-        for directory in ["/tmp", "/var/tmp", "/scratch"] {
+        for directory in ["/tmp", "/var/tmp", "/scratch", "/dev/shm"] {
             assert!(plan.private_directories.contains(&directory.into()), "{directory}");
         }
     }

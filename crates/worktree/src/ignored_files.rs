@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use qd_protocol::limits::{BRING_FILES_MAX, BRING_MIB_MAX, HOOKS_MAX};
-use rustix::fs::OFlags;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::error::{WorktreeError, WorktreeResult, io_error_at};
 use crate::git::git_failed;
@@ -182,8 +182,7 @@ fn copy_file(from: &Path, to: &Path, file: &Path, bytes: &mut u64) -> io::Result
     if target.symlink_metadata().is_ok() {
         return Ok(Some("it already exists in the worktree"));
     }
-    let no_follow = OFlags::NOFOLLOW.bits().cast_signed();
-    let mut source = OpenOptions::new().read(true).custom_flags(no_follow).open(from.join(file))?;
+    let mut source = open_without_links(from, file)?;
     let metadata = source.metadata()?;
     *bytes += metadata.len();
     if *bytes > (BRING_MIB_MAX as u64) << 20 {
@@ -196,7 +195,7 @@ fn copy_file(from: &Path, to: &Path, file: &Path, bytes: &mut u64) -> io::Result
         let mut copy: File = OpenOptions::new()
             .write(true)
             .create_new(true)
-            .custom_flags(no_follow)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
             .mode(mode)
             .open(&draft)?;
         io::copy(&mut source, &mut copy)?;
@@ -210,9 +209,37 @@ fn copy_file(from: &Path, to: &Path, file: &Path, bytes: &mut u64) -> io::Result
     written.map(|()| None)
 }
 
+/// Opens a file of the checkout without following any link: an agent could have put one into its path since the file was
+/// listed, and would get a copy of what it leads to.
+fn open_without_links(checkout: &Path, file: &Path) -> io::Result<File> {
+    let as_folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut folder = openat(CWD, checkout, as_folder, Mode::empty())?;
+    for name in file.parent().into_iter().flat_map(Path::iter) {
+        folder = openat(&folder, name, as_folder, Mode::empty())?;
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(openat(&folder, file.file_name().unwrap_or_default(), flags, Mode::empty())?.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_that_appears_after_a_file_was_listed_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["checkout", "worktree", "home"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        fs::write(path("home/token"), "secret").unwrap();
+        std::os::unix::fs::symlink(path("home"), path("checkout/config")).unwrap();
+        std::os::unix::fs::symlink(path("home/token"), path("checkout/token")).unwrap();
+        for file in ["config/token", "token"] {
+            let copied = copy_file(&path("checkout"), &path("worktree"), Path::new(file), &mut 0);
+            assert!(copied.is_err() && !path("worktree").join(file).exists(), "{file}");
+        }
+    }
 
     #[test]
     fn a_star_stands_for_anything_in_a_name() {

@@ -78,6 +78,29 @@ fn what_the_agent_needs_is_kept_also_below_a_directory_that_is_hidden_for_its_so
 }
 
 #[test]
+fn a_link_in_place_of_what_the_agent_may_write_uncovers_nothing() {
+    for level in [SandboxLevel::Deck, SandboxLevel::Workspace] {
+        on_each_user(level, |fixture| {
+            let (state, below_home) =
+                (fixture.root().join("linked"), fixture.home().join("worktrees/mine/state"));
+            let keys = fixture.root().join("linked-keys");
+            fixture.own(|| {
+                fs::write(fixture.home().join("log/secret"), "secret\n").unwrap();
+                std::os::unix::fs::symlink(fixture.home().join("log"), &state).unwrap();
+                std::os::unix::fs::symlink(fixture.home().join("token"), &below_home).unwrap();
+                std::os::unix::fs::symlink(fixture.root().join("keys"), &keys).unwrap();
+            });
+            let mut plan = fixture.plan();
+            plan.writable.extend([state, below_home, keys]);
+            plan.credentials.push(fixture.root().join("keys"));
+            let script = "for file in linked/secret home/log/secret home/token linked-keys/id; do \
+                          cat \"$H/../$file\" 2>/dev/null || echo hidden; done";
+            assert_eq!(fixture.run(&plan, script), "hidden\n".repeat(4));
+        });
+    }
+}
+
+#[test]
 fn what_is_hidden_cannot_be_uncovered() {
     on_each_user(SandboxLevel::Deck, |fixture| {
         let script = "for try in 'umount -l \"$H\"' 'umount -l /proc' 'mount -o remount,rw \"$H\"' \
@@ -125,6 +148,39 @@ fn root_changes_no_kernel_setting_and_reads_no_disk() {
 }
 
 #[test]
+fn what_appears_in_run_later_is_not_seen_and_root_changes_no_schedule() {
+    on_each_user(SandboxLevel::Deck, |fixture| {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Only this test's own names: the directories belong to the machine.
+        let own = format!("qd-sandbox-test-{}", std::process::id());
+        let service = tempfile::Builder::new().prefix(&own).tempdir_in("/run").unwrap();
+        fs::write(service.path().join("file"), "kept\n").unwrap();
+        fs::set_permissions(service.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let later = format!("/run/{own}-later");
+        let (ready, go_on) = (fixture.root().join("project/ready"), fixture.root().join("project/go-on"));
+        let script = format!(
+            "cat {}/file; touch {}; while ! test -e {}; do sleep 0.01; done; cat {later} 2>/dev/null || echo unseen; \
+             (echo x > /etc/cron.d/{own}) 2>/dev/null || echo fixed",
+            service.path().display(),
+            ready.display(),
+            go_on.display()
+        );
+        let mut command = fixture.start("run", &fixture.plan(), fixture.root(), &script);
+        let child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        while !ready.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        fs::write(&later, "seen\n").unwrap();
+        fs::write(&go_on, "").unwrap();
+        let output = child.wait_with_output().unwrap();
+        fs::remove_file(&later).unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "kept\nunseen\nfixed\n");
+    });
+}
+
+#[test]
 fn at_workspace_only_the_project_and_state_can_be_written() {
     on_each_user(SandboxLevel::Workspace, |fixture| {
         let root = fixture.root().display().to_string();
@@ -138,13 +194,35 @@ fn at_workspace_only_the_project_and_state_can_be_written() {
              mv project/.git project/other 2>/dev/null || echo stays"
         );
         let mut plan = fixture.plan();
-        plan.writable.extend(["project", "state"].map(|name| fixture.root().join(name)));
+        let writable = ["project", "state", "made", "settings.json"];
+        plan.writable.extend(writable.map(|name| fixture.root().join(name)));
         plan.credentials.push(fixture.root().join("keys"));
         plan.private_directories.push("/tmp".into());
         let expected = "refused\nproject\nstate\nhidden\ntmp\nnull\nhooks\nconfig\nhead\nstays\n";
         assert_eq!(fixture.run(&plan, &script), expected);
         assert!(!std::path::Path::new("/tmp/private").exists());
         assert_eq!(fs::read_to_string(fixture.root().join("state/x")).unwrap(), "x\n");
+        assert!(fixture.root().join("made").is_dir() && !fixture.root().join("settings.json").exists());
+    });
+}
+
+#[test]
+fn at_workspace_terminals_shared_memory_and_keyrings_are_those_of_the_sandbox_alone() {
+    on_each_user(SandboxLevel::Workspace, |fixture| {
+        let shared = tempfile::Builder::new().prefix("qd-sandbox-test-").tempfile_in("/dev/shm").unwrap();
+        let script = format!(
+            "ls /dev/pts; test -e {} && echo seen; {} keyring; \
+             python3 -c 'import os, pty; print(os.ttyname(pty.openpty()[1]))'; \
+             python3 -c 'import multiprocessing.shared_memory as m; b = m.SharedMemory(create=True, size=8); b.unlink(); print(8)'",
+            shared.path().display(),
+            fixture.program().display()
+        );
+        let plan = SandboxPlan { private_directories: vec!["/dev/shm".into()], ..fixture.plan() };
+        assert_eq!(fixture.run(&plan, &script), "ptmx\nrefused\n/dev/pts/0\n8\n");
+    });
+    on_each_user(SandboxLevel::Deck, |fixture| {
+        let script = format!("{} keyring", fixture.program().display());
+        assert_eq!(fixture.run(&fixture.plan(), &script), "keyring\n");
     });
 }
 
