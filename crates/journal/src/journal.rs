@@ -47,6 +47,9 @@ use crate::stats::JournalStats;
 use crate::subscription::Subscription;
 use crate::writer::JournalWriter;
 
+/// How long a page waits until what is committed is published. The writer publishes right after its commit.
+const PUBLISH_LIMIT: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
     /// How long to wait after a failed attempt to recreate the disk reserve before the next attempt.
@@ -382,14 +385,25 @@ impl Journal {
     }
 
     /// A page of published events after a cursor. A page can be empty without being the end; continue at `scanned`.
+    /// Rows can be read as soon as they are committed, just before their events are published. So the page has all that
+    /// is committed, and waits until that is published: it has the events of every row that was read before.
     pub async fn page(
         &self,
         filter: &EventFilter,
         after: Seq,
         limit: usize,
     ) -> Result<JournalPage, JournalReadError> {
-        let (filter, head) = (filter.clone(), self.head());
-        self.read(move |db| read::page(db, &filter, after, head, limit, PAGE_BYTES)).await
+        let filter = filter.clone();
+        let read =
+            move |db: &Connection| read::page(db, &filter, after, read::last_seq(db)?, limit, PAGE_BYTES);
+        let page = self.read(read).await?;
+        if page.scanned_through > self.head() {
+            let mut activity = self.activity();
+            let published = activity.wait_for(|activity| activity.head >= page.scanned_through);
+            // This fails only if the writer has stopped after a commit. What is committed counts all the same.
+            let _ = tokio::time::timeout(PUBLISH_LIMIT, published).await;
+        }
+        Ok(page)
     }
 
     /// A page of a session's events after a number, limited to one run and to some kinds if given (no kinds means all).

@@ -199,7 +199,7 @@ impl EventSource<'_, '_> {
     }
 }
 
-/// A page of a topic: the events after `after`, up to and including `head`, the last published event.
+/// A page of a topic: the events after `after`, up to and including `head`.
 pub(crate) fn page(
     db: &Connection,
     filter: &EventFilter,
@@ -253,6 +253,13 @@ pub(crate) fn page(
         page.scanned_through = head;
     }
     Ok(page)
+}
+
+/// The seq of the last committed event, which may not be published yet.
+pub(crate) fn last_seq(db: &Connection) -> Result<Seq, JournalReadError> {
+    let seq: Option<i64> =
+        db.prepare_cached("SELECT max(gid) FROM events")?.query_row([], |row| row.get(0))?;
+    Ok(Seq(from_sql_int(seq.unwrap_or(0))))
 }
 
 /// A page of the events of these kinds after `after`, up to and including `head`, as they are stored.

@@ -98,6 +98,38 @@ async fn nothing_is_shown_before_its_sync_or_answered_before_it_is_shown() {
     go.send(()).unwrap();
 }
 
+/// A row can be read between the commit and the publication of its event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_has_the_events_of_every_row_that_was_read_before() {
+    let fixture = JournalFixture::new();
+    let (reached, steps) = mpsc::channel();
+    let (go, gate) = mpsc::channel::<()>();
+    fixture.faults.on_step(move |step| {
+        if step == WriterStep::Committed && reached.send(()).is_ok() {
+            let _ = gate.recv();
+        }
+    });
+    let journal = fixture.journal.clone();
+    let appending = tokio::spawn({
+        let journal = journal.clone();
+        async move { append(&journal, &scope(1), 1).await }
+    });
+    tokio::task::spawn_blocking(move || steps.recv().unwrap()).await.unwrap();
+    assert_eq!(rows_on_disk(fixture.home.path()), 1);
+    assert_eq!(journal.head(), Seq(0));
+
+    let filter = everything();
+    let paging = journal.page(&filter, Seq(0), 10);
+    tokio::pin!(paging);
+    let early = tokio::time::timeout(std::time::Duration::from_millis(50), &mut paging).await;
+    assert!(early.is_err(), "a page shows nothing before it is published");
+    drop(go);
+    let page = paging.await.unwrap();
+    assert_eq!(page.events.len(), 1);
+    assert!(journal.head() >= page.scanned_through, "the page's cursor is valid");
+    appending.await.unwrap().unwrap();
+}
+
 fn rows_on_disk(home: &std::path::Path) -> u64 {
     let db = rusqlite::Connection::open(home.join("journal.db")).unwrap();
     let count: i64 = db.query_row("SELECT count(*) FROM events", [], |row| row.get(0)).unwrap();
