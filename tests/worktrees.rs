@@ -194,6 +194,28 @@ async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_is_changed_during_the_set_up_is_the_one_that_is_shown() {
+    let daemon = TestDaemon::start().await;
+    let repo = repository(&daemon);
+    let (log, go) = (daemon.home.sibling_path("log"), daemon.home.sibling_path("go"));
+    let line = format!("echo begun >> {}; until [ -e {} ]; do sleep 0.05; done", log.display(), go.display());
+    project_file(&daemon, &repo, &format!("[worktree]\nsetup = [{}]\n", json!(line)), true).await;
+    let (session, _) = in_worktree(&daemon).await;
+    let run = session.prompt_script(&[say("hello")]).await;
+    poll_until("the set-up to begin", async || log.exists().then_some(())).await;
+    session.patch(json!({ "sandbox": "off" })).await;
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(session.wait(&run).await["text"], "hello");
+    let events = session.events().await;
+    let started = events.iter().position(|event| event.is_of_run(&run, "run.started")).unwrap();
+    let worker = events[..started].iter().rev().find(|event| event.kind == "worker.started").unwrap();
+    assert_eq!(worker.data["sandbox"]["asked"], "off", "{worker:?}");
+    assert_eq!(session.show().await["sandbox"]["asked"], "off");
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "begun\n", "the set-up runs once");
+    journal_rules::check(&events);
+}
+
+#[tokio::test]
 async fn a_close_and_a_cancel_do_not_wait_for_a_set_up() {
     let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);

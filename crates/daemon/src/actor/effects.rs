@@ -113,6 +113,11 @@ impl SessionActor {
 
     /// Starts the agent in its working directory, in a new worker or in the one the session has.
     pub(super) async fn start_agent(&mut self, worker: WorkerId, new_worker: bool) {
+        if new_worker && !self.is_confined_as_asked(None) {
+            // Settings were changed after the launch was decided, and `worker.started` names the sandbox of before. The
+            // next launch names the new one.
+            return self.end_agent(AgentExitReason::Stopped);
+        }
         let env = self.daemon.home.session_env(&self.session.id);
         let is_local = self.daemon.workers.is_local(&self.state.settings.agent);
         let project = self.daemon.workspace_path(&self.session.workspace, is_local).await;

@@ -450,8 +450,8 @@ impl SessionActor {
         self.daemon.workers.plan_sandbox(&settings.agent, &workspace.path, request).ok()?
     }
 
-    /// Whether the agent was started with the confinement that now counts for the session. `at_start` is what its
-    /// worker says of that. Reads manifests.
+    /// Whether the agent was started, or is about to be, with the confinement that now counts for the session. `at_start`
+    /// is what its worker says of that. Reads manifests.
     fn is_confined_as_asked(&self, at_start: Option<SandboxSelection>) -> bool {
         let Ok(workspace) = self.daemon.workspaces.get(&self.session.workspace) else { return true };
         let settings = &self.state.settings;
