@@ -12,6 +12,9 @@ use super::{RealAgentTest, agent, assert_ended, permission, say};
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
     let work = test.daemon.home.project_dir();
+    if matches!(cli, RealAgent::Claude | RealAgent::ClaudeAcp) {
+        asks_also_in_skills(&test).await;
+    }
     let session = test.session_with_own_settings(json!({ "policy": "deny" }), allow_everything).await;
     for (tool, name) in [("plain", "by-shell.txt"), ("create", "by-tool.txt")] {
         let file = work.join(name);
@@ -36,21 +39,64 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(!file.exists());
     test.shows(Behaviour::PolicyHolds);
     session.close().await;
-    if matches!(cli, RealAgent::Claude | RealAgent::ClaudeAcp) {
-        refuses_hooks_that_answer(&test).await;
+    if let Some((path, text, setting)) = setting_that_overrides(cli) {
+        let path = work.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        let refused = test.daemon.workspace().await.try_session(json!({ "agent": agent(cli) })).await;
+        let details = refused.expect_refusal(409, "agent_overrides_policy");
+        assert_eq!(details["setting"], format!("`{setting}` in {}", path.display()));
     }
 }
 
-/// A hook of Claude's that answers permission requests cannot be overridden, so the session is refused.
-async fn refuses_hooks_that_answer(test: &RealAgentTest) {
-    let folder = test.daemon.home.project_dir().join(".claude");
-    std::fs::create_dir_all(&folder).unwrap();
-    let hooks = r#"{ "hooks": { "PermissionRequest": [{ "hooks": [] }], /* mine */ } }"#;
-    std::fs::write(folder.join("settings.local.json"), hooks).unwrap();
-    let refused = test.daemon.workspace().await.try_session(json!({ "agent": agent(test.cli) })).await;
-    let details = refused.expect_refusal(409, "agent_overrides_policy");
-    let setting = details["setting"].as_str().unwrap();
-    assert!(setting.starts_with("`hooks.PermissionRequest` in "), "{setting}");
+/// A file of a project with which the agent would act without asking, and how it is named when the session is refused.
+/// Each was seen to do so with the agent itself. Gemini has none: our rules count more than those of a project.
+fn setting_that_overrides(cli: RealAgent) -> Option<(&'static str, &'static str, &'static str)> {
+    match cli {
+        RealAgent::Claude | RealAgent::ClaudeAcp => Some((
+            ".claude/settings.local.json",
+            r#"{ "hooks": { "PermissionRequest": [{ "hooks": [] }], /* mine */ } }"#,
+            "hooks.PermissionRequest",
+        )),
+        RealAgent::Codex | RealAgent::CodexAcp => Some((
+            ".codex/rules/mine.rules",
+            "prefix_rule(pattern = [\"rm\"], decision = \"forbidden\")\nprefix_rule(\n    pattern = [\"touch\"],\n)\n",
+            "prefix_rule( pattern = [\"touch\"], )",
+        )),
+        RealAgent::Copilot => Some((
+            ".github/hooks/mine.json",
+            r#"{ "version": 1, "hooks": { "preToolUse": [{ "type": "command", "bash": "true" }] } }"#,
+            "hooks.preToolUse",
+        )),
+        RealAgent::Qwen => Some((
+            ".qwen/settings.json",
+            r#"{ "hooks": { "PermissionRequest": [{ "hooks": [] }] } }"#,
+            "hooks.PermissionRequest",
+        )),
+        RealAgent::Opencode => Some((
+            ".opencode/agent/mine.md",
+            "---\nmode: primary\npermission:\n  bash: allow\n---\nBe quick.\n",
+            "permission:",
+        )),
+        RealAgent::Gemini => None,
+    }
+}
+
+/// A skill of Claude's that allows commands to itself allows nothing.
+async fn asks_also_in_skills(test: &RealAgentTest) {
+    let session = test
+        .session_with_own_settings(json!({ "policy": "deny" }), |_, home, _| {
+            let folder = home.join(".claude/skills/obey");
+            std::fs::create_dir_all(&folder).unwrap();
+            let skill = "---\nname: obey\ndescription: obeys\nallowed-tools: Bash\n---\n$ARGUMENTS\n";
+            std::fs::write(folder.join("SKILL.md"), skill).unwrap();
+        })
+        .await;
+    let file = test.daemon.home.project_dir().join("by-skill.txt");
+    assert_ended(&say(&session, &format!("/obey TOOL:plain:touch {}", file.display())).await, "end_turn");
+    let events = super::describe_events(&session.events().await);
+    assert!(events.contains("by-skill.txt") && !file.exists(), "{events}");
+    session.close().await;
 }
 
 /// Writes settings into the agent's home that allow everything without asking.

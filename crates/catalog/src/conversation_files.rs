@@ -23,6 +23,10 @@ pub(crate) struct ConversationFile {
 
 /// The folder that an entry of `roots` names. `None` if it needs a variable that is not set.
 pub(crate) fn resolve_root(root: &str, variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    if let Some((name, default, rest)) = split_default(root) {
+        return resolve_root(&format!("${name}{rest}"), variable)
+            .or_else(|| resolve_root(&format!("{default}{rest}"), variable));
+    }
     let (name, rest) = match root.strip_prefix('$') {
         Some(named) => named.split_at(named.find('/').unwrap_or(named.len())),
         None => match root.strip_prefix('~') {
@@ -32,6 +36,13 @@ pub(crate) fn resolve_root(root: &str, variable: &dyn Fn(&str) -> Option<String>
     };
     let value = variable(name).filter(|value| !value.is_empty())?;
     Some(Path::new(&value).join(rest.trim_start_matches('/')))
+}
+
+/// The parts of `${NAME:-default}/rest`.
+fn split_default(root: &str) -> Option<(&str, &str, &str)> {
+    let (named, rest) = root.strip_prefix("${")?.split_once('}')?;
+    let (name, default) = named.split_once(":-")?;
+    Some((name, default, rest))
 }
 
 /// The regular files below `root` that match the pattern.

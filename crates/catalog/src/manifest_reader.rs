@@ -57,6 +57,10 @@ pub enum ManifestError {
 
 /// Reads a text file, unless it is too long.
 pub(crate) fn read_file(path: &Path, max_len: u64) -> Result<String, ManifestError> {
+    // A pipe would block its reader.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file").into());
+    }
     let mut text = String::new();
     std::fs::File::open(path)?.take(max_len + 1).read_to_string(&mut text)?;
     if text.len() as u64 > max_len {
@@ -187,12 +191,20 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
         ("probe.version_pattern", manifest.probe.version_pattern.as_ref()),
         ("agent.version_match", manifest.agent.version_match.as_ref()),
     ];
-    let settings = manifest.policy.overridden_by.iter();
-    let setting_lines =
-        settings.filter_map(|setting| Some(("policy.overridden_by.line", setting.line.as_ref()?)));
+    let settings = manifest.policy.overridden_by.iter().flat_map(|setting| {
+        let patterns = [
+            ("policy.overridden_by.line", &setting.line),
+            ("policy.overridden_by.passage", &setting.passage),
+            ("policy.overridden_by.unless", &setting.unless),
+        ];
+        patterns.into_iter().filter_map(|(key, pattern)| Some((key, pattern.as_ref()?)))
+    });
+    let allowed = manifest.policy.allowed_by_settings.iter().flat_map(|allowed| &allowed.asked_with);
+    let asked_lines =
+        allowed.filter_map(|more| Some(("policy.allowed_by_settings.asked_with.line", more.line.as_ref()?)));
     let listed = lists.iter().flat_map(|(key, patterns)| patterns.iter().map(|pattern| (*key, pattern)));
     let single = single.iter().filter_map(|(key, pattern)| Some((*key, (*pattern)?)));
-    for (key, pattern) in listed.chain(single).chain(setting_lines) {
+    for (key, pattern) in listed.chain(single).chain(settings).chain(asked_lines) {
         if let Err(error) = Regex::new(pattern) {
             let why = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
             return Err(ManifestError::BadPattern { key, pattern: pattern.clone(), why });

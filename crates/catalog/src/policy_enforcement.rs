@@ -19,6 +19,8 @@ const FILE_PLACEHOLDER: &str = "{file}";
 const SETTINGS_MAX: u64 = 1 << 20;
 /// The most files that a `*` stands for.
 const FILES_MAX: usize = 1000;
+/// How much of a passage is shown, in characters.
+const PASSAGE_SHOWN_MAX: usize = 120;
 
 /// The manifest with the path of its policy file filled in. The file is written to `folder`, under a name that depends on
 /// its content, and again if somebody has changed it meanwhile. If that fails, the manifest still has the file's text,
@@ -62,12 +64,12 @@ pub fn find_overriding_setting(
 ) -> Option<String> {
     manifest.policy.overridden_by.iter().find_map(|setting| {
         let paths = settings_paths(&setting.file, manifest, env, cwd);
-        paths.iter().flat_map(|path| expand_last_part(path)).find_map(|path| setting_in_file(setting, &path))
+        paths.iter().find_map(|path| setting_in_file(setting, path))
     })
 }
 
 /// The paths of an agent's settings file, in which `~` or a variable stands for a folder. There are none if that variable
-/// is not set, and several if the path is relative.
+/// is not set, and several if the path is relative or has a `*`.
 pub fn settings_paths(
     file: &str,
     manifest: &Manifest,
@@ -76,10 +78,44 @@ pub fn settings_paths(
 ) -> Vec<PathBuf> {
     let given = |name: &str| env.get(name).or_else(|| manifest.startup.env.get(name)).cloned();
     match resolve_root(file, &|name| given(name).or_else(|| std::env::var(name).ok())) {
-        Some(path) if path.is_absolute() => vec![path],
-        Some(path) => project_folders(cwd).iter().map(|folder| folder.join(&path)).collect(),
+        Some(path) if path.is_absolute() => matching_paths(&path),
+        Some(path) => {
+            project_folders(cwd).iter().flat_map(|folder| matching_paths(&folder.join(&path))).collect()
+        }
         None => Vec::new(),
     }
+}
+
+/// Whether one of the files at this path has a line that matches.
+pub fn has_line(
+    file: &str,
+    pattern: &str,
+    manifest: &Manifest,
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> bool {
+    let paths = settings_paths(file, manifest, env, cwd);
+    paths.iter().any(|path| find_line(path, pattern).is_some())
+}
+
+/// The first line of the file that matches.
+fn find_line(path: &Path, pattern: &str) -> Option<String> {
+    let text = crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?;
+    // The pattern was validated when the manifest was read.
+    let pattern = Regex::new(pattern).ok()?;
+    text.lines().find(|line| pattern.is_match(line)).map(|line| line.trim().to_owned())
+}
+
+/// The first passage of the file that matches and is not harmless, on one line.
+fn find_passage(path: &Path, pattern: &str, unless: Option<&String>) -> Option<String> {
+    let text = crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?;
+    // The patterns were validated when the manifest was read.
+    let pattern = Regex::new(pattern).ok()?;
+    let harmless = unless.and_then(|unless| Regex::new(unless).ok());
+    let is_harmless = |passage: &str| harmless.as_ref().is_some_and(|harmless| harmless.is_match(passage));
+    let mut passages = pattern.find_iter(&text).map(|found| found.as_str());
+    let passage = passages.find(|passage| !is_harmless(passage))?;
+    Some(passage.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(PASSAGE_SHOWN_MAX).collect())
 }
 
 /// The folders in which an agent may look for settings of the project: the working directory, those above it, and for a
@@ -114,17 +150,30 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// The paths that match, if the last part has a `*`; else the path itself.
-fn expand_last_part(path: &Path) -> Vec<PathBuf> {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let Some((start, end)) = name.split_once('*') else { return vec![path.to_owned()] };
-    let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+/// The paths that match, if a part has a `*`; else the path itself.
+fn matching_paths(path: &Path) -> Vec<PathBuf> {
+    let mut paths = vec![PathBuf::new()];
+    for part in path.components() {
+        let pattern = part.as_os_str().to_str().and_then(|part| part.split_once('*'));
+        match pattern {
+            None => paths.iter_mut().for_each(|path| path.push(part)),
+            Some((start, end)) => {
+                let found = paths.iter().flat_map(|folder| matching_entries(folder, start, end));
+                paths = found.take(FILES_MAX).collect();
+            }
+        }
+    }
+    paths
+}
+
+/// What is in the folder under a name with this start and end.
+fn matching_entries(folder: &Path, start: &str, end: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let matches = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
     };
-    let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut paths: Vec<PathBuf> = paths.filter(matches).take(FILES_MAX).collect();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(matches).take(FILES_MAX).collect();
     paths.sort();
     paths
 }
@@ -132,11 +181,11 @@ fn expand_last_part(path: &Path) -> Vec<PathBuf> {
 /// The setting as people would name it, if the file has it.
 fn setting_in_file(setting: &OverridingSetting, path: &Path) -> Option<String> {
     if let Some(pattern) = &setting.line {
-        let text = crate::manifest_reader::read_file(path, SETTINGS_MAX).ok()?;
-        // The pattern was validated when the manifest was read.
-        let pattern = Regex::new(pattern).ok()?;
-        let line = text.lines().find(|line| pattern.is_match(line))?;
-        return Some(format!("`{}` in {}", line.trim(), path.display()));
+        return find_line(path, pattern).map(|line| format!("`{line}` in {}", path.display()));
+    }
+    if let Some(pattern) = &setting.passage {
+        let passage = find_passage(path, pattern, setting.unless.as_ref())?;
+        return Some(format!("`{passage}` in {}", path.display()));
     }
     let Some(pointer) = &setting.at else { return path.exists().then(|| path.display().to_string()) };
     let settings = read_settings(path)?;
@@ -146,10 +195,14 @@ fn setting_in_file(setting: &OverridingSetting, path: &Path) -> Option<String> {
     counts.then(|| format!("`{}` in {}", found.join("."), path.display()))
 }
 
-/// The first value at these keys, in which `*` matches any key but the excepted ones, with the keys that led to it.
+/// The first value at these keys, in which `*` matches any key but the excepted ones and `one|other` either of two, with
+/// the keys that led to it.
 fn find_value<'a>(value: &'a Value, keys: &[&str], except: &[String]) -> Option<(Vec<String>, &'a Value)> {
     let Some((key, rest)) = keys.split_first() else { return Some((Vec::new(), value)) };
-    let matches = |name: &String| if *key == "*" { !except.contains(name) } else { name == key };
+    let matches = |name: &String| match *key {
+        "*" => !except.contains(name),
+        keys => keys.split('|').any(|key| key == name),
+    };
     let entries = value.as_object()?.iter().filter(|(name, _)| matches(name));
     entries.into_iter().find_map(|(name, value)| {
         let (mut below, found) = find_value(value, rest, except)?;
@@ -198,6 +251,8 @@ mod tests {
                 except: vec!["build".to_owned()],
                 values: values.to_vec(),
                 line: file.ends_with(".md").then(|| "^permission:".to_owned()),
+                passage: file.ends_with(".rules").then(|| r"(?s)rule\(.*?\)".to_owned()),
+                unless: Some("never".to_owned()),
             };
             let policy = PolicyEnforcement { overridden_by: vec![setting], ..PolicyEnforcement::default() };
             let manifest = Manifest { policy, ..Manifest::default() };
@@ -230,6 +285,24 @@ mod tests {
         assert_eq!(find("~/c.json", Some("/hooks/Ask"), &[]), None, "nesting is limited");
         write("c.json", r#"{"hooks": {"Ask": []}}"#);
         assert_eq!(find("~/c.json", Some("/hooks/Ask"), &[]), None, "an empty list sets nothing");
+        let either = Some("/hooks/before|Before");
+        write("c.json", r#"{"hooks": {"Before": [1]}}"#);
+        assert_eq!(find("~/c.json", either, &[]), found("`hooks.Before` in ~/c.json"));
+        assert_eq!(find("${OTHER:-~}/c.json", either, &[]), found("`hooks.Before` in ~/c.json"));
+        assert_eq!(find("${HOME:-/none}/c.json", either, &[]), found("`hooks.Before` in ~/c.json"));
+        write("c.json", r#"{"hooks": {"After": [1]}}"#);
+        assert_eq!(find("~/c.json", either, &[]), None);
+        write("f.rules", "rule(a,\n  never)\n");
+        assert_eq!(find("~/*.rules", None, &[]), None, "every passage is harmless");
+        write("f.rules", "rule(a,\n  never)\nrule(b,\n  always)\n");
+        assert_eq!(find("~/*.rules", None, &[]), found("`rule(b, always)` in ~/f.rules"));
+        std::fs::create_dir_all(folder.path().join("skills/one/deep")).unwrap();
+        write("skills/one/deep/g.md", "permission: all\n");
+        assert_eq!(
+            find("~/sk*/*/deep/*.md", None, &[]),
+            found("`permission: all` in ~/skills/one/deep/g.md")
+        );
+        assert_eq!(find("~/sk*/two/*/*.md", None, &[]), None);
         std::fs::create_dir(folder.path().join("project")).unwrap();
         write("project/e.json", r#"{"only": true}"#);
         assert_eq!(find("e.json", Some("/only"), &[]), found("`only` in ~/project/e.json"));

@@ -138,7 +138,8 @@ impl LocalAgents {
         project: &Path,
         env: &BTreeMap<String, String>,
     ) -> Option<String> {
-        let manifest = self.catalog(Some(project)).get(name)?;
+        let manifest =
+            programs::with_isolation(self.catalog(Some(project)).get(name)?, &self.isolated_folder);
         policy_enforcement::find_overriding_setting(&manifest, env, project)
     }
 

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use qd_catalog::policy_enforcement::{find_overriding_setting, has_setting, read_settings, settings_paths};
+use qd_catalog::policy_enforcement::{
+    find_overriding_setting, has_line, has_setting, read_settings, settings_paths,
+};
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::{AllowedBySettings, Manifest};
 use qd_protocol::worker::AgentSpec;
@@ -43,8 +45,15 @@ fn allowed_rules(allowed: &AllowedBySettings, manifest: &Manifest, spec: &AgentS
     for settings in paths.filter_map(|path| read_settings(&path)) {
         let listed = settings.pointer(&allowed.allow).and_then(Value::as_array).into_iter().flatten();
         rules.extend(listed.filter_map(|rule| rule.as_str().map(str::to_owned)));
-        let more = allowed.asked_with.iter().filter(|more| has_setting(&settings, &more.at));
+        let is_there = |at: &String| has_setting(&settings, at);
+        let more = allowed.asked_with.iter().filter(|more| more.at.as_ref().is_some_and(is_there));
         rules.extend(more.flat_map(|more| more.rules.iter().cloned()));
+    }
+    for more in &allowed.asked_with {
+        let Some(line) = &more.line else { continue };
+        if more.files.iter().any(|file| has_line(file, line, manifest, &spec.env, &spec.cwd)) {
+            rules.extend(more.rules.iter().cloned());
+        }
     }
     rules
 }
@@ -105,10 +114,19 @@ mod tests {
             files: vec!["~/.demo/settings.json".to_owned(), ".demo/settings.json".to_owned()],
             allow: "/permissions/allow".to_owned(),
             ask: "/permissions/ask".to_owned(),
-            asked_with: vec![RulesWithSetting {
-                at: "/hooks/Before".to_owned(),
-                rules: vec!["Bash".to_owned()],
-            }],
+            asked_with: vec![
+                RulesWithSetting {
+                    at: Some("/hooks/Before".to_owned()),
+                    rules: vec!["Bash".to_owned()],
+                    ..RulesWithSetting::default()
+                },
+                RulesWithSetting {
+                    files: vec!["~/.demo/skills/*/SKILL.md".to_owned()],
+                    line: Some("^allowed-tools:".to_owned()),
+                    rules: vec!["Script".to_owned()],
+                    ..RulesWithSetting::default()
+                },
+            ],
         });
         manifest.policy.args = vec!["--settings".to_owned(), "{settings}".to_owned()];
         manifest.policy.session_meta = json!({ "a": { "b": "{settings}" } }).as_object().unwrap().clone();
@@ -122,6 +140,13 @@ mod tests {
         let ready = enforce_policy(manifest.clone(), &spec).unwrap();
         let settings = json!({ "permissions": { "ask": ["Write", "Bash", "Fetch"] } });
         assert_eq!(ready.policy.session_meta["a"]["b"], settings, "a hook may allow it");
+
+        let skill = folder.path().join("home/.demo/skills/one");
+        std::fs::create_dir_all(&skill).unwrap();
+        std::fs::write(skill.join("SKILL.md"), "name: one\nallowed-tools: Script\n").unwrap();
+        let ready = enforce_policy(manifest.clone(), &spec).unwrap();
+        let settings = json!({ "permissions": { "ask": ["Write", "Bash", "Fetch", "Script"] } });
+        assert_eq!(ready.policy.session_meta["a"]["b"], settings, "a skill allows it");
 
         manifest.policy.file = Some("not written".to_owned());
         assert_eq!(enforce_policy(manifest, &spec).unwrap_err().code, "agent_failed_to_start");

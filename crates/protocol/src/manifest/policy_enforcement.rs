@@ -44,8 +44,7 @@ pub struct PolicyEnforcement {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllowedBySettings {
-    /// Paths of JSON files; `~` is the home directory, `$NAME` at the beginning is replaced by that variable. A relative
-    /// path is looked up in the working directory, in those above it, and in the repository of a worktree.
+    /// Paths of JSON files, in the form of [`OverridingSetting::file`].
     pub files: Vec<String>,
     /// JSON pointer to the list of allowed rules in such a file.
     pub allow: String,
@@ -56,12 +55,19 @@ pub struct AllowedBySettings {
     pub asked_with: Vec<RulesWithSetting>,
 }
 
-/// Rules for what an agent must ask if a setting is there.
+/// Rules for what an agent must ask if a setting is there: at a place in the user's settings, or on a line of another file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RulesWithSetting {
-    /// JSON pointer to the setting.
-    pub at: String,
+    /// JSON pointer to the setting in the `files` of [`AllowedBySettings`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// Paths of other files, in the form of [`OverridingSetting::file`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+    /// Pattern of a line that is the setting in one of these other files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
     pub rules: Vec<String>,
 }
 
@@ -69,12 +75,12 @@ pub struct RulesWithSetting {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverridingSetting {
-    /// Path of the file that has the setting; `~` is the home directory, `*` in the last part matches any name. `$NAME`
-    /// at the beginning is replaced by that variable. A relative path is looked up in the working directory, in those
-    /// above it, and in the repository of a worktree.
+    /// Path of the file that has the setting; `~` is the home directory, and `*` in a part matches any name. `$NAME` at
+    /// the beginning is replaced by that variable, and `${NAME:-~/folder}` by that folder if the variable is not set. A
+    /// relative path is looked up in the working directory, in those above it, and in the repository of a worktree.
     pub file: String,
-    /// JSON pointer to the setting in the file, in which `*` matches any key. Without this and `line`, the file itself is
-    /// the setting.
+    /// JSON pointer to the setting in the file, in which `*` matches any key and `one|other` either of two. Without this,
+    /// `line` and `passage`, the file itself is the setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
     /// Keys that the `*` of `at` does not match.
@@ -83,6 +89,12 @@ pub struct OverridingSetting {
     /// Pattern of a line that is the setting, in a file that is not JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
+    /// Pattern of a passage that is the setting, which may span several lines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passage: Option<String>,
+    /// Pattern of what makes such a passage harmless.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unless: Option<String>,
     /// The values that let the agent act without asking. If there are none, every value does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<Value>,
