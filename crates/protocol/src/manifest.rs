@@ -314,6 +314,9 @@ pub struct TurnRules {
     /// Only used for ACP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name_in_call_id: Option<String>,
+    /// The text with which the agent announces a call describes the call and is no output of the tool. Only used for ACP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub describes_calls: bool,
     /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,

@@ -60,7 +60,7 @@ pub(super) struct AcpEventDecoder {
 
 impl AcpEventDecoder {
     pub(super) fn new(profile: AcpProfile) -> Self {
-        let tool_calls = AcpToolCalls::new(profile.name_in_call_id.clone());
+        let tool_calls = AcpToolCalls::new(profile.name_in_call_id.clone(), profile.describes_calls);
         Self { profile, tool_calls, ..Self::default() }
     }
 

@@ -43,6 +43,8 @@ pub(super) struct AcpProfile {
     pub(super) todo_tools: Vec<String>,
     /// What ends the tool's name at the beginning of a call's id.
     pub(super) name_in_call_id: Option<String>,
+    /// Whether the text with which a call is announced describes it.
+    pub(super) describes_calls: bool,
     pub(super) modes: AgentModes,
     /// Options of the session that must have these values, so that the agent asks before it acts.
     pub(super) kept_options: BTreeMap<String, String>,
@@ -69,6 +71,7 @@ impl AcpProfile {
             slash_commands: manifest.turn.slash_commands.clone(),
             todo_tools: manifest.turn.todo_tools.clone(),
             name_in_call_id: manifest.turn.name_in_call_id.clone(),
+            describes_calls: manifest.turn.describes_calls,
             modes: manifest.modes.clone(),
             kept_options: manifest.policy.session_options.clone(),
         }

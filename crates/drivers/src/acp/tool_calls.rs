@@ -40,6 +40,8 @@ pub(super) struct AcpToolCalls {
     input_bytes: usize,
     /// What ends the tool's name at the beginning of a call's id, if the agent's ids begin so.
     name_in_call_id: Option<String>,
+    /// Whether the text with which a call is announced describes it, and is no output of the tool.
+    describes_calls: bool,
 }
 
 /// A tool call for which the agent requests permission.
@@ -73,8 +75,8 @@ enum AcpCallStage {
 }
 
 impl AcpToolCalls {
-    pub(super) fn new(name_in_call_id: Option<String>) -> Self {
-        Self { name_in_call_id, ..Self::default() }
+    pub(super) fn new(name_in_call_id: Option<String>, describes_calls: bool) -> Self {
+        Self { name_in_call_id, describes_calls, ..Self::default() }
     }
 
     /// Forgets the calls of the previous turn.
@@ -145,7 +147,8 @@ impl AcpToolCalls {
         terminals: AcpTerminalLookup<'_>,
     ) -> Vec<TurnUpdate> {
         let ToolCallUpdate { tool_call_id: id, fields, meta, .. } = update;
-        if !self.calls.contains_key(&id) {
+        let is_announced = !self.calls.contains_key(&id);
+        if is_announced {
             if self.calls.len() >= CALLS_MAX {
                 self.evict_one();
             }
@@ -156,7 +159,9 @@ impl AcpToolCalls {
         let was_finished = call.stage == AcpCallStage::Finished;
         let bytes_before = call.input_bytes;
         let room = INPUTS_MAX.saturating_sub(self.input_bytes - bytes_before);
-        let context = AcpCallContext { meta: meta.as_ref(), name_in_id, asked_input, room, terminals };
+        let is_description = self.describes_calls && is_announced && !is_finished(fields.status);
+        let context =
+            AcpCallContext { meta: meta.as_ref(), name_in_id, asked_input, is_description, room, terminals };
         let updates = call.update(&id, fields, &context);
         self.input_bytes = self.input_bytes - bytes_before + call.input_bytes;
         if call.stage == AcpCallStage::Finished && !was_finished {
@@ -187,6 +192,10 @@ fn unwrap_mcp_call(update: &mut ToolCallUpdate) {
     }
 }
 
+fn is_finished(status: Option<ToolCallStatus>) -> bool {
+    matches!(status, Some(ToolCallStatus::Completed | ToolCallStatus::Failed))
+}
+
 /// What an update of a call is decoded with.
 struct AcpCallContext<'a> {
     meta: Option<&'a Meta>,
@@ -194,6 +203,8 @@ struct AcpCallContext<'a> {
     name_in_id: Option<&'a str>,
     /// The arguments for which permission is requested.
     asked_input: Option<&'a Value>,
+    /// The content describes the call, so it is no output of the tool.
+    is_description: bool,
     /// How many bytes of arguments may be remembered.
     room: usize,
     terminals: AcpTerminalLookup<'a>,
@@ -227,7 +238,8 @@ impl AcpToolCall {
             locations: locations.as_deref(),
         };
         let goes_on = status.is_some_and(|status| status != ToolCallStatus::Pending);
-        let has_output = content.as_ref().is_some_and(|content| !content.is_empty());
+        let has_output =
+            !context.is_description && content.as_ref().is_some_and(|content| !content.is_empty());
 
         let call_id = id.to_string();
         let mut updates = Vec::new();
@@ -256,6 +268,7 @@ impl AcpToolCall {
             self.remember_input(&call_id, input, context.room);
         }
         let output: String = content
+            .filter(|_| !context.is_description)
             .unwrap_or_default()
             .into_iter()
             .map(|block| content_text(block, context.terminals))
@@ -430,7 +443,7 @@ mod tests {
 
     #[test]
     fn the_name_in_the_id_of_a_call_counts_more_than_a_title_and_less_than_a_kind() {
-        let mut calls = AcpTestCalls(AcpToolCalls::new(Some("__".to_owned())));
+        let mut calls = AcpTestCalls(AcpToolCalls::new(Some("__".to_owned()), false));
         let mut name_of = |call: ToolCall| match &calls.decode(SessionUpdate::ToolCall(call))[..] {
             [TurnUpdate::ToolStarted { name, .. }, ..] => name.clone(),
             other => panic!("{other:?}"),
@@ -444,6 +457,31 @@ mod tests {
         let asked = ToolCallUpdateFields::new().title("Requesting plan approval");
         let permission = calls.record_permission_request(ToolCallUpdate::new("exit_plan_mode__5", asked));
         assert_eq!(permission.tool, "exit_plan_mode");
+    }
+
+    #[test]
+    fn a_text_that_describes_a_call_is_no_output_of_its_tool() {
+        let finished = |describes_calls| {
+            let mut calls = AcpTestCalls(AcpToolCalls::new(None, describes_calls));
+            let call = ToolCall::new("c", "ls").kind(ToolKind::Execute).status(ToolCallStatus::InProgress);
+            let mut updates = calls.decode(SessionUpdate::ToolCall(call.content(content("lists files"))));
+            assert_eq!(updates.remove(0), tool_started("c", "Bash", json!({"command": "ls"})));
+            updates
+                .extend(calls.decode(update(ToolCallUpdateFields::new().status(ToolCallStatus::Completed))));
+            match updates.pop() {
+                Some(TurnUpdate::ToolFinished { output, .. }) => output,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(finished(true), json!(null));
+        assert_eq!(finished(false), json!("lists files"));
+
+        let mut calls = AcpTestCalls(AcpToolCalls::new(None, true));
+        let failed = ToolCall::new("c", "ls").kind(ToolKind::Execute).status(ToolCallStatus::Failed);
+        let updates = calls.decode(SessionUpdate::ToolCall(failed.content(content("no such folder"))));
+        assert!(
+            matches!(&updates[..], [_, TurnUpdate::ToolOutput { text, .. }, _] if text == "no such folder")
+        );
     }
 
     #[test]
