@@ -141,6 +141,7 @@ macro_rules! agents_with_quotas {
 agents_with_quotas! {
     claude_waits_for_its_quota_to_reset: Claude,
     codex_waits_for_its_quota_to_reset: Codex,
+    gemini_waits_for_its_quota_to_reset: Gemini,
     copilot_waits_for_its_quota_to_reset: Copilot,
     claude_acp_waits_for_its_quota_to_reset: ClaudeAcp,
     codex_acp_waits_for_its_quota_to_reset: CodexAcp,

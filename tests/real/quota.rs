@@ -41,6 +41,6 @@ pub(super) async fn scene(cli: RealAgent) {
 
 /// Why this agent does not play the scene.
 pub(super) fn why_not_parked(cli: RealAgent) -> Option<&'static str> {
-    let retries = matches!(cli, RealAgent::Gemini | RealAgent::Opencode | RealAgent::Qwen);
+    let retries = matches!(cli, RealAgent::Opencode | RealAgent::Qwen);
     retries.then_some("it retries for a long time before it names the reset, if it does at all")
 }

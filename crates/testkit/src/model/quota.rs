@@ -46,17 +46,20 @@ pub(super) fn quota_refusal(api: ModelApi, seconds: u64) -> QuotaRefusal {
         }
         ModelApi::Gemini => {
             let message = format!(
-                "You have exhausted your capacity on this model. Your quota will reset after {seconds}s."
+                "You exceeded your current quota, please check your plan. Please retry in {seconds}s."
             );
-            let info = json!({
-                "@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "QUOTA_EXHAUSTED",
-                "domain": "cloudcode-pa.googleapis.com", "metadata": {},
+            let violation = json!({
+                "quotaMetric": "generativelanguage.googleapis.com/generate_content_paid_tier_requests",
+                "quotaId": "GenerateRequestsPerProjectPerModel",
+            });
+            let failure = json!({
+                "@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [violation],
             });
             let retry = json!({
                 "@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": format!("{seconds}s"),
             });
             json!({ "error": {
-                "code": 429, "message": message, "status": "RESOURCE_EXHAUSTED", "details": [info, retry],
+                "code": 429, "message": message, "status": "RESOURCE_EXHAUSTED", "details": [failure, retry],
             } })
         }
         ModelApi::Chat | ModelApi::Other => {
