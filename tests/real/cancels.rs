@@ -9,6 +9,8 @@ use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
 
 /// How often an immediate cancel is tried.
 const TRIES: usize = 20;
+/// How often a cancel at the end of a turn is tried.
+const LATE_TRIES: usize = 6;
 
 pub(super) async fn scene(cli: RealAgent) {
     let test = RealAgentTest::new(cli).await;
@@ -69,7 +71,24 @@ pub(super) async fn scene(cli: RealAgent) {
     assert_ended(&after, "end_turn");
     assert!(after["text"].as_str().unwrap().contains("ECHO[after all that]"), "{after:#}");
     assert!(!file.exists());
+    check_late_cancels(&test, &session).await;
     check_cancels_at_once(&test, &session).await;
+}
+
+/// Cancels that meet the end of their turn: each run ends in one way or the other, and the next one is not affected.
+async fn check_late_cancels(test: &RealAgentTest, session: &TestSession) {
+    for n in 0..LATE_TRIES {
+        let run = session.prompt(&format!("late-{n}-")).await;
+        // The answer is short, so that the turn ends while the cancel is on its way.
+        session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
+        session.cancel().await;
+        let late = ended(session, &run).await;
+        assert!(["end_turn", "cancelled"].iter().any(|reason| late["finish_reason"] == *reason), "{late:#}");
+        let next = say(session, &format!("after-{n}-")).await;
+        assert_ended(&next, "end_turn");
+        assert!(next["text"].as_str().unwrap().contains(&format!("ECHO[after-{n}-]")), "{next:#}");
+    }
+    test.shows(Behaviour::CancelLate);
 }
 
 /// Cancels right after the prompt, again and again: none is missed, and none hits the next run.

@@ -28,10 +28,20 @@ pub(super) async fn scene(cli: RealAgent) {
     assert!(recall["text"].as_str().unwrap().contains("hello"), "it remembers: {recall:#}");
     test.shows(Behaviour::Answers);
 
-    let path = say(&session, "/etc/hosts is a path").await;
+    let url = test.model.url();
+    let path = say(&session, &format!("/etc/hosts is a path, {url} an address, a-key-of-nobody a key")).await;
     assert_ended(&path, "end_turn");
-    assert!(path["text"].as_str().unwrap().contains("/etc/hosts is a path"), "{path:#}");
+    let text = path["text"].as_str().unwrap();
+    assert!(text.contains("/etc/hosts is a path"), "{path:#}");
     test.shows(Behaviour::SlashPrompt);
+    // The address is in a variable of the agent too, but it is no secret.
+    assert!(text.contains(&format!("{url} an address")), "{path:#}");
+    if cli == RealAgent::Opencode {
+        test.lacks(Behaviour::HidesKey, "its key is in its own settings, which are not read");
+    } else {
+        assert!(!text.contains("a-key-of-nobody"), "{path:#}");
+        test.shows(Behaviour::HidesKey);
+    }
 
     // Allowed.
     let made = work.join("made.txt");

@@ -33,6 +33,7 @@ macro_rules! behaviours {
 behaviours! {
     Answers: "answers, remembers, and reports what that used",
     SlashPrompt: "a prompt that begins with a slash and is no command reaches the model",
+    HidesKey: "what it says is shown with addresses, and without its key",
     Allowed: "asks before it runs a command, and shows the command",
     CreatesFiles: "creates files with its own tool, and asks first",
     OverwritesFiles: "overwrites files with its own tool, and asks first",
@@ -45,6 +46,7 @@ behaviours! {
     CancelText: "a cancel stops it in the middle of text, and the model's stream ends",
     CancelTool: "a cancel stops its tool, and no process is left",
     CancelAsk: "a cancel withdraws its ask",
+    CancelLate: "a cancel that meets the end of its turn does not reach the next one",
     CancelAtOnce: "a cancel right after the prompt is never missed",
     SurvivesDaemon: "goes on while the daemon is killed and restarted",
     Resumes: "resumes its conversation after its worker was killed",
