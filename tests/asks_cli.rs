@@ -138,8 +138,16 @@ async fn the_history_says_what_was_decided_and_by_whom() {
     let newest = daemon.qd(&["asks", "--history", "--limit", "1"]).await;
     assert!(newest.stderr.contains("the newest 1"), "{newest:?}");
     assert_eq!(newest.ok().lines().count(), 2);
+    let (_, _, older_ask) = waiting(&daemon, "older", ask_bash("make one")).await;
+    let (newer, newer_run, newer_ask) = waiting(&daemon, "newer", ask_bash("make two")).await;
+    daemon.qd(&["allow", &newer_ask]).await.ok();
+    newer.wait(&newer_run).await;
+    daemon.qd(&["allow", &older_ask]).await.ok();
+    let history = daemon.qd(&["asks", "--history"]).await.ok();
+    let rows: Vec<&str> = history.lines().skip(1).take(2).collect();
+    assert!(rows[0].contains(&older_ask) && rows[1].contains(&newer_ask), "by decision: {history}");
     let json = daemon.qd(&["asks", "--history", "--json"]).await.json();
-    assert_eq!((&json[0]["by"], &json[1]["by"]), (&json!("user"), &json!("policy")));
+    assert_eq!((&json[2]["by"], &json[3]["by"]), (&json!("user"), &json!("policy")));
 }
 
 #[tokio::test]
@@ -157,7 +165,7 @@ async fn on_a_terminal_asks_are_gone_through_one_by_one() {
     assert_eq!((words[0], words[3]), ("medium", "second"), "{row}");
     assert!(words[1].len() >= 4 && words[1].len() < 10, "a short id: {row}");
     for (typed, shown) in
-        [("a", "2 of 4"), ("d use make five", "3 of 4"), ("s", "4 of 4"), ("2", "no more asks")]
+        [("y", "2 of 4"), ("n use make five", "3 of 4"), ("s", "4 of 4"), ("2", "no more asks")]
     {
         terminal.type_text(typed).await;
         terminal.press_key("Enter").await;
@@ -170,7 +178,7 @@ async fn on_a_terminal_asks_are_gone_through_one_by_one() {
     assert_eq!(third.run(&third_run).await["state"], "waiting", "it was skipped");
     let quitting = TestTerminal::start_qd_sized(&daemon.home, &["asks"], (140, 40)).await;
     quitting.wait_for_text("1 of 1").await;
-    quitting.type_text("y").await;
+    quitting.type_text("allow").await;
     quitting.press_key("Enter").await;
     quitting.wait_for_text("none of the letters").await;
     quitting.type_text("q").await;
@@ -207,6 +215,7 @@ async fn a_fleet_that_asks_for_its_result_shows_what_it_asks_about() {
     assert!(shown.contains("| line one\n") && shown.contains("| line two\n"), "{shown}");
     let list = daemon.qd(&["asks"]).await.ok();
     assert!(list.contains("What is the result? +4 lines"), "{list}");
+    assert!(list.contains("fleet: [{\"say\":"), "a fleet is named by its task: {list}");
     daemon.qd(&["answer", &id, "ship it"]).await.ok();
     let ended = up.wait().await;
     assert!(ended.stderr.contains("| line two"), "{ended:?}");

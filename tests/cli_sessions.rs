@@ -232,6 +232,32 @@ async fn an_agent_is_found_in_the_callers_path_and_the_session_keeps_it() {
 }
 
 #[tokio::test]
+async fn a_fleet_and_the_lists_find_agents_in_the_callers_path() {
+    let daemon = TestDaemon::start().await;
+    let programs = fake_agents(&daemon.home, &["own-agent", "beside"]);
+    let manifest = "[agent]\nname = 'mine'\nbinary = 'own-agent'\ndriver = 'exec'\n";
+    std::fs::create_dir_all(daemon.home.path().join("agents")).unwrap();
+    std::fs::write(daemon.home.path().join("agents/mine.toml"), manifest).unwrap();
+    let fleet = "fleet:\n  task: hello\n  sessions:\n    one: { agent: mine }\n  start: one\n";
+    std::fs::write(daemon.home.project_dir().join("fleet.yaml"), fleet).unwrap();
+    for args in [&["run", "-a", "mine", "hello"][..], &["up", "fleet.yaml"], &["up", "fleet.yaml", "--plan"]]
+    {
+        let refused = daemon.qd(args).await;
+        assert!(refused.stderr.contains("the daemon's PATH"), "{refused:?}");
+        assert!(refused.stderr.contains("your own PATH was searched too: /"), "{refused:?}");
+        refused.expect_exit(1);
+    }
+    with_path(&daemon, &programs, &["up", "fleet.yaml", "--plan"]).await.ok();
+    let output = with_path(&daemon, &programs, &["up", "fleet.yaml"]).await.ok();
+    assert!(output.contains(&programs.join("own-agent").display().to_string()), "{output}");
+    let row = |list: String| list.lines().find(|line| line.starts_with("mine")).unwrap().to_owned();
+    assert!(row(daemon.qd(&["agents"]).await.ok()).contains("not installed"));
+    assert!(row(with_path(&daemon, &programs, &["agents"]).await.ok()).contains("in your PATH"));
+    let doctor = with_path(&daemon, &programs, &["doctor"]).await;
+    assert!(doctor.stdout.contains("mine is in your PATH, but not in the daemon's"), "{doctor:?}");
+}
+
+#[tokio::test]
 async fn a_program_is_accepted_over_the_socket_only() {
     let daemon = TestDaemon::start_with(|options| _ = options.tcp()).await;
     let programs = fake_agents(&daemon.home, &["own-agent"]);
@@ -241,6 +267,14 @@ async fn a_program_is_accepted_over_the_socket_only() {
     let here = session(&programs.join("own-agent"));
     assert_eq!(daemon.tcp().post(&path, &here).await.expect(400)["error"]["code"], "invalid_value");
     daemon.client().post(&path, &here).await.expect(201);
+    let fleet = json!({
+        "spec": { "fleet": { "task": "x", "sessions": { "a": { "agent": "exec:own-agent" } }, "start": "a" } },
+        "programs": { "exec:own-agent": programs.join("own-agent") },
+    });
+    for path in [workspace.path("/fleets"), workspace.path("/fleets/check")] {
+        assert_eq!(daemon.tcp().post(&path, &fleet).await.expect(400)["error"]["code"], "invalid_value");
+    }
+    daemon.client().post(&workspace.path("/fleets"), &fleet).await.expect(201);
     for bad in [session(&programs.join("missing")), session(Path::new("own-agent"))] {
         assert_eq!(daemon.client().post(&path, &bad).await.expect(400)["error"]["code"], "invalid_value");
     }

@@ -1,6 +1,6 @@
 //! The command line in a real terminal: what the user sees and types.
 
-use qd_testkit::{TestDaemon, TestTerminal, home::signal, script::*};
+use qd_testkit::{TestDaemon, TestTerminal, home::signal, poll_until, script::*};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -79,6 +79,49 @@ async fn an_answer_from_elsewhere_is_shown_below_the_prompt() {
         let prompt = screen.lines().find(|line| line.contains("say why not:")).unwrap();
         assert!(prompt.trim_end().ends_with("say why not:"), "{screen}");
         assert!(screen.contains("allowed"), "{screen}");
+    }
+}
+
+/// The id of the ask that a screen names last.
+fn last_named_ask(screen: &str) -> String {
+    let at = screen.rfind("ask_").unwrap_or(screen.len());
+    screen[at..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
+}
+
+#[tokio::test]
+async fn of_several_open_asks_a_line_answers_the_one_that_the_screen_names_last() {
+    let daemon = TestDaemon::start().await;
+    let script = steps(&[ask_at_once("Bash", 2)]);
+    for verb in ["run", "attach"] {
+        let session = daemon.session_with(json!({ "agent": "script" })).await;
+        let terminal = if verb == "run" {
+            TestTerminal::start_qd(&daemon.home, &["run", "--session", &session.id, &script]).await
+        } else {
+            session.prompt(&script).await;
+            TestTerminal::start_qd(&daemon.home, &["attach", &session.id]).await
+        };
+        poll_until("two open asks", async || (daemon.client().pending_asks().await.len() == 2).then_some(()))
+            .await;
+        let open = daemon.client().pending_asks().await;
+        let open: Vec<&str> = open.iter().map(|ask| ask["id"].as_str().unwrap()).collect();
+        let is_prompt = |screen: &str| screen.trim_end().ends_with("say why not:");
+        let screen = terminal
+            .wait_for_screen("a prompt below both", |screen| {
+                is_prompt(screen) && open.iter().all(|id| screen.contains(id))
+            })
+            .await;
+        let first = last_named_ask(&screen);
+        terminal.type_text("y").await;
+        terminal.press_key("Enter").await;
+        let answered = format!("ask {first}: allowed once");
+        let screen = terminal
+            .wait_for_screen("the next ask", |screen| screen.contains(&answered) && is_prompt(screen))
+            .await;
+        let left = daemon.client().pending_asks().await;
+        assert_eq!((left.len(), left[0]["id"].as_str()), (1, Some(&last_named_ask(&screen)[..])), "{screen}");
+        terminal.type_text("n").await;
+        terminal.press_key("Enter").await;
+        terminal.wait_for_text("1 allowed, 1 denied").await;
     }
 }
 

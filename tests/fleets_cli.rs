@@ -44,11 +44,12 @@ async fn a_plan_starts_nothing() {
 #[tokio::test]
 async fn a_plan_checks_agents_and_branch_with_line_and_column() {
     let daemon = TestDaemon::start().await;
-    for (session, position, hint) in [
-        ("a: { agent: nobody }", "3:", "unknown agent nobody"),
-        ("a: { agent: echo, worktree: true }", "3:33", "not in a git repository"),
+    for (lines, position, hint) in [
+        ("sessions: { a: { agent: nobody } }", "3:", "unknown agent nobody"),
+        ("sessions: { a: { agent: echo, worktree: true } }", "3:33", "not in a git repository"),
+        ("base_branch: release\n  sessions: { a: { agent: echo } }", "3:3", "not in a git repository"),
     ] {
-        let file = write(&daemon, &format!("fleet:\n  task: t\n  sessions: {{ {session} }}\n  start: a\n"));
+        let file = write(&daemon, &format!("fleet:\n  task: t\n  {lines}\n  start: a\n"));
         for args in [&["up", &file, "--plan"][..], &["up", &file]] {
             let output = daemon.qd(args).await;
             assert!(output.stderr.contains(&format!("{file}:{position}")), "{output:?}");

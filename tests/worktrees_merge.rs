@@ -100,7 +100,7 @@ async fn a_conflict_is_shown_and_nothing_is_half_done() {
     let before = (state_of(&repo), state_of(&path));
     let output = daemon.qd(&["merge", &session.id]).await;
     assert_eq!(output.code, Some(1));
-    for words in ["a.txt", "MINE", "YOURS", "nothing was changed"] {
+    for words in ["a.txt", "MINE", "YOURS", "nothing was changed", "'merge main into your branch"] {
         assert!(output.stderr.contains(words), "{words}: {}", output.stderr);
     }
     let error = merge(&session, json!({})).await.expect_refusal(409, "merge_conflict");

@@ -73,7 +73,7 @@ def answer(one, two):
     two.wait(r"waiting, 1 ask")
     two.type("qd asks")
     two.wait(r"q\(uit\)")
-    two.type("a")
+    two.type("y")
     two.wait(r"allowed once")
     two.wait(r"no more asks")
     one.wait(r"works again[^$]*^\$ $")

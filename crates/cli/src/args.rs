@@ -29,15 +29,15 @@ use crate::verbs::worker;
 #[command(name = "qd", version, propagate_version = true)]
 #[command(after_help = "Examples:
   qd run 'explain this repository'      start a session and watch it answer
-  qd run --detach 'fix the tests'       start it in the background; see `qd ps` and `qd attach`
-  qd status                             what needs you, what is working, what finished since your last look
-  qd asks                               list what agents need your approval or answer for
+  qd run --detach 'fix the tests'       start it in the background; see `qd ps`
+  qd status                             what needs you, works, or has finished
+  qd asks                               what agents need your answer for
   qd up fleet.yaml                      start a team of agents
 
-Wherever a command takes an id, the first characters of the id or the session's title work too.
+Wherever a command takes an id, the first characters of the id or the session's title work too. \
 The daemon starts by itself when it is needed; `qd stop` stops it.
 
-Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 daemon unreachable or not answering for 10 s,
+Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 daemon unreachable or not answering for 10 s, \
 124 timeout, 130 cancelled.")]
 pub(crate) struct CommandLine {
     #[command(flatten)]
@@ -77,16 +77,16 @@ Ctrl-C cancels the run and waits for it to end. A second Ctrl-C exits without wa
   qd status --since 8h
   qd status --json | jq '.needs_you[].next'
 
-Each line ends with the command that comes next. Only a look at a terminal counts as your last look: output to a pipe or
+Each line ends with the command that comes next. Only a look at a terminal counts as your last look: output to a pipe or \
 a file, --json and --since leave it unchanged. The first look shows the last 24 hours.")]
     Status(StatusArgs),
     /// List conversations begun in an agent's own program, or continue one as a session
     #[command(after_help = "Examples:
   qd adopt                              list the conversations of this directory
-  qd adopt --all --agent codex          list Codex's conversations of all directories
-  qd adopt fb006d6f                     make a session of one, which the next prompt continues
+  qd adopt --all --agent codex          list Codex's, of all directories
+  qd adopt fb006d6f                     make a session of one
 
-Leave the agent's own program before you continue its conversation here: two programs must not write to it at once.
+Leave the agent's own program before you continue its conversation here: two programs must not write to it at once. \
 The session's log begins with its first prompt here; the agent remembers what was said before.")]
     Adopt(AdoptArgs),
     /// List sessions, or fleets with --fleet
@@ -94,10 +94,11 @@ The session's log begins with its first prompt here; the agent remembers what wa
   qd ps
   qd ps -a --json | jq '.[].id'
   qd cancel $(qd ps -q --filter agent=claude --filter state=running)
+  qd ps --filter state=failed
   qd ps --fleet                         list fleets
   qd ps --fleet flt_4k                  list the sessions of one fleet
 
-STATE is what a session does, or how its last run ended. LAST is the time since something happened, CHANGES the lines of
+STATE is what a session does, or how its last run ended. LAST is the time since something happened, CHANGES the lines of \
 unmerged work in its worktree.")]
     Ps {
         /// Include closed sessions, and those without activity for a day
@@ -123,9 +124,10 @@ unmerged work in its worktree.")]
     #[command(after_help = "Examples:
   qd up fleet.yaml
   qd up fleet.yaml --task 'port the parser' --detach
-  qd up fleet.yaml --plan               show who would do what without starting anything
+  qd up fleet.yaml --plan               show who would do what, start nothing
 
 Exit code: 0 if every session succeeded or a route handled its failure, 1 if not, 130 if the fleet was cancelled.
+
 Ctrl-C cancels the fleet and waits for it to end. A second Ctrl-C exits without waiting. Ctrl-Z detaches: it goes on.")]
     Up(UpArgs),
     /// Cancel fleets
@@ -143,8 +145,9 @@ Ctrl-C cancels the fleet and waits for it to end. A second Ctrl-C exits without 
   qd attach --raw ses_4k                use the agent's own terminal interface
   qd attach flt_4k                      watch a fleet; Ctrl-C leaves it running
 
-A line that you type is sent as a prompt, or as the answer if the agent is asking something.
+A line that you type is sent as a prompt, or as the answer if the agent is asking something. \
 Commands: /steer TEXT, /cancel, /detach, /help.
+
 With --raw, every key goes to the agent's program. Ctrl-] detaches; the session keeps running.")]
     Attach {
         /// Session id or title, or fleet id
@@ -165,7 +168,7 @@ With --raw, every key goes to the agent's program. Ctrl-] detaches; the session 
   qd set ses_4k budget=none
   qd set ses_4k mode=plan
 
-A new model or mode applies from the next turn, a new policy to later asks, `sandbox` and `network` from the agent's next start.
+A new model or mode applies from the next turn, a new policy to later asks, `sandbox` and `network` from the agent's next start. \
 `policy` takes what --policy takes, `timeout` and `grace` take seconds.")]
     Set(SetArgs),
     /// List a session's queued runs, remove some, or move one
@@ -188,7 +191,7 @@ A new model or mode applies from the next turn, a new policy to later asks, `san
   qd search 'pars*' --agent claude      words that begin with `pars`
   qd search cargo publish --json | jq -r '.hits[].open'
 
-The newest come first, each with the command that shows its conversation. Words are compared without case and accents.
+The newest come first, each with the command that shows its conversation. Words are compared without case and accents. \
 An argument of several words is a phrase.")]
     Search(SearchArgs),
     /// Show the tokens and the cost that sessions have used
@@ -204,9 +207,9 @@ An argument of several words is a phrase.")]
     #[command(after_help = "Examples:
   qd wait nightly && make release
   qd wait --timeout 600 ses_4k flt_9b
-  qd wait --on-ask fail nightly         for scripts: stop waiting when a person is needed
+  qd wait --on-ask fail nightly         stop waiting if a person is needed
 
-The exit code is 0 only if every run that was waited for ended well; otherwise it is the highest of theirs.
+The exit code is 0 only if every run that was waited for ended well; otherwise it is the highest of theirs. \
 For a session that is idle already, it is that of its last run. What is waited for goes to stderr.")]
     Wait(WaitArgs),
     /// Cancel a session's current and queued runs, or a single run
@@ -244,10 +247,10 @@ For a session that is idle already, it is that of its last run. What is waited f
     },
     /// Merge a session's worktree into a branch
     #[command(after_help = "Examples:
-  qd merge nightly                      into the branch that the worktree was created from
+  qd merge nightly                      into the branch that it started from
   qd merge ses_4k --into release --squash
 
-Uncommitted changes in the worktree are committed first. On a conflict, the conflicts are shown and nothing changes.
+Uncommitted changes in the worktree are committed first. On a conflict, the conflicts are shown and nothing changes. \
 If the target branch is checked out somewhere, that checkout is updated too; it must have no uncommitted changes.")]
     Merge {
         /// Session id or title
@@ -266,7 +269,7 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
     #[command(after_help = "Examples:
   qd worktrees
   qd worktrees rm ses_4k
-  qd worktrees gc                       remove worktrees of closed sessions that are fully merged")]
+  qd worktrees gc                       remove merged ones of closed sessions")]
     Worktrees {
         #[command(subcommand)]
         verb: Option<WorktreesVerb>,
@@ -276,7 +279,7 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
     /// On a terminal, the list is followed by each ask as a whole, with a prompt for its answer. With an id, one ask is
     /// shown as a whole.
     #[command(after_help = "Examples:
-  qd asks                 list the open asks, and go through them if this is a terminal
+  qd asks                 list the open asks; on a terminal, go through them
   qd asks 3f7a            show one ask whole
   qd asks --history       what was decided, and by whom
   qd asks -f --json")]
@@ -380,7 +383,7 @@ If the target branch is checked out somewhere, that checkout is updated too; it 
   qd quota
   qd quota release claude      its queued runs start again at once
 
-When an agent reports that its quota is exhausted and when it resets, all sessions with the same agent and login
+When an agent reports that its quota is exhausted and when it resets, all sessions with the same agent and login \
 wait until then.")]
     Quota {
         #[command(subcommand)]
@@ -400,7 +403,7 @@ wait until then.")]
     #[command(after_help = "Examples:
   qd workers
   qd workers machines                  list joined machines
-  qd workers token laptop              print the command with which another machine joins
+  qd workers token laptop              print how another machine joins
   qd workers revoke laptop")]
     Workers {
         #[command(subcommand)]
@@ -492,7 +495,7 @@ configure an MCP server with the command `qd` and the argument `mcp`; see docs/m
     #[command(after_help = "Example:
   qd completions bash > ~/.local/share/bash-completion/completions/qd
 
-In bash, zsh and fish, Tab also offers the ids of sessions, fleets, asks and queued runs, with their titles. It asks the
+In bash, zsh and fish, Tab also offers the ids of sessions, fleets, asks and queued runs, with their titles. It asks the \
 daemon that runs, and offers no ids if none runs or it does not answer within 1 s.")]
     Completions {
         /// Shell to generate the script for
@@ -500,7 +503,7 @@ daemon that runs, and offers no ids if none runs or it does not answer within 1 
     },
     /// Write the manual pages
     #[command(after_help = "Examples:
-  qd man ~/.local/share/man/man1       write qd.1, qd-run.1 and so on; then `man qd-run`
+  qd man ~/.local/share/man/man1       then `man qd-run`
   qd man | man -l -                    read the main page")]
     Man {
         /// Directory to write one page per verb into; without it, the main page goes to stdout
@@ -533,10 +536,12 @@ pub(crate) enum PolicyVerb {
     #[command(after_help = "Examples:
   qd policy test rules.json
   qd policy test allow --session nightly
-  qd policy test rules.json --limit 200 --json | jq '.trials[] | select(.against_person)'
+  qd policy test rules.json --limit 200
+  qd policy test rules.json --json | jq '.trials[] | select(.against_person)'
 
 A policy is `ask`, `allow`, `deny` or a list of rules, as for `qd run --policy`:
   [{\"tool\": \"Bash\", \"match\": \"git status*\", \"decision\": \"allow\"}]
+
 This is a dry run: no past decision and no session's policy changes. Exit code 2: the policy is not valid.")]
     Test {
         /// JSON file with rules, or anything else that --policy accepts
@@ -603,7 +608,7 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "TASK")]
     pub(crate) task: Option<String>,
     /// Start the fleet in the background and print its id
-    #[arg(long, conflicts_with = "plan")]
+    #[arg(short, long, conflicts_with = "plan")]
     pub(crate) detach: bool,
     /// Show who would do what without starting anything
     #[arg(long)]
@@ -631,120 +636,23 @@ impl From<RiskArgument> for Risk {
     }
 }
 
-/// Parses a duration in seconds. More than a year is rejected as a typo.
+/// Parses a duration: seconds, or a number with `s`, `m` or `h`. More than a year is rejected as a typo.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     const YEAR: f64 = 366.0 * 86_400.0;
-    match text.parse::<f64>() {
+    let (number, unit) = match text.char_indices().next_back() {
+        Some((at, 's')) => (&text[..at], 1.0),
+        Some((at, 'm')) => (&text[..at], 60.0),
+        Some((at, 'h')) => (&text[..at], 3600.0),
+        _ => (text, 1.0),
+    };
+    match number.parse::<f64>().map(|number| number * unit) {
         Ok(seconds) if seconds > 0.0 && seconds <= YEAR => Ok(seconds),
-        _ => Err("expected a number of seconds above 0, such as 90 or 0.5".to_owned()),
+        _ => {
+            Err("expected a number of seconds above 0, such as 90 or 0.5, or a time such as 10m or 2h"
+                .to_owned())
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn parse(line: &[&str]) -> Result<CommandLine, clap::Error> {
-        CommandLine::try_parse_from(std::iter::once(&"qd").chain(line))
-    }
-
-    #[test]
-    fn the_command_line_is_well_formed() {
-        CommandLine::command().debug_assert();
-    }
-
-    #[test]
-    fn every_verb_of_the_contract_is_there() {
-        let verbs: Vec<String> =
-            CommandLine::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
-        for verb in
-            "serve run ps attach send logs wait cancel rm asks allow deny answer halt unhalt agents workers \
-                     doctor completions man stop config gc"
-                .split_whitespace()
-        {
-            assert!(verbs.iter().any(|known| known == verb), "{verb}");
-        }
-    }
-
-    #[test]
-    fn a_prompt_may_be_a_dash_or_json() {
-        for prompt in ["-", "[{\"say\":\"hi\"}]"] {
-            let Ok(CommandLine { verb: CliVerb::Run(run), .. }) =
-                parse(&["run", "--agent", "script", prompt])
-            else {
-                panic!("{prompt}")
-            };
-            assert_eq!(run.prompt, prompt);
-        }
-    }
-
-    #[test]
-    fn an_unknown_flag_is_no_prompt_and_two_dashes_end_the_flags() {
-        for line in [
-            &["run", "-a", "echo", "--hlep"][..],
-            &["run", "-v is a flag"],
-            &["send", "nightly", "--seer"],
-            &["answer", "ask_1", "--yes"],
-        ] {
-            let error = parse(line).unwrap_err();
-            assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{line:?}");
-            assert_eq!(error.exit_code(), 2);
-        }
-        let CliVerb::Run(run) = parse(&["run", "-a", "echo", "--", "--hlep"]).unwrap().verb else { panic!() };
-        assert_eq!(run.prompt, "--hlep");
-        let CliVerb::Answer { value, .. } = parse(&["answer", "ask_1", "-3"]).unwrap().verb else { panic!() };
-        assert_eq!(value, "-3");
-    }
-
-    #[test]
-    fn global_flags_stand_before_or_after_the_verb() {
-        assert!(parse(&["--json", "ps"]).unwrap().global.json);
-        assert!(parse(&["ps", "-a", "--json", "--host", "unix:/x"]).unwrap().global.json);
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
-        for line in [
-            &["ps", "--host", "example.com"][..],
-            &["run"],
-            &["run", "--timeout", "0", "x"],
-            &["run", "--timeout", "-1", "x"],
-            &["run", "--timeout", "NaN", "x"],
-            &["run", "--session", "s", "--agent", "a", "x"],
-            &["run", "--on-ask", "shrug", "x"],
-            &["policy", "test"],
-            &["policy", "test", "allow", "--limit", "0"],
-            &["policy", "test", "allow", "--limit", "1001"],
-            &["serve", "--tls-cert", "a"],
-            &["mail", "send", "s"],
-            &["mail", "send", "s", "t", "--steer", "--hold"],
-            &["mail", "--state", "lost"],
-            &["worker"],
-            &["worker", "--agent", "echo", "--listen", "nonsense"],
-            &["worker", "--agent", "echo", "--listen", "unix:/run/x.sock"],
-            &["worker", "--agent", "echo", "--listen", "127.0.0.1:99999"],
-            &["serve", "--tls", "self", "--tls-cert", "a", "--tls-key", "b"],
-            &["wait"],
-            &["dance"],
-        ] {
-            assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line:?}");
-        }
-    }
-
-    #[test]
-    fn help_is_a_verb_too_and_a_bare_worker_names_join() {
-        for line in [&["help"][..], &["help", "run"], &["help", "workers", "token"]] {
-            assert_eq!(parse(line).unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp, "{line:?}");
-        }
-        assert!(parse(&["worker"]).unwrap_err().to_string().contains("qd worker join URL"));
-    }
-
-    #[test]
-    fn a_reason_needs_no_quotes() {
-        let CliVerb::Deny { reason, .. } = parse(&["deny", "ask_1", "not", "now"]).unwrap().verb else {
-            panic!()
-        };
-        assert_eq!(reason.join(" "), "not now");
-    }
-}
+mod tests;

@@ -191,7 +191,8 @@ async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind])
 async fn describe_sessions(client: &DaemonClient, reference: &str) -> HashMap<String, String> {
     let path = format!("/v1/sessions?ref={}", percent_encode(reference));
     let describe = |session: Session| {
-        let (state, title) = (text::wire_name(&session.state), session_cells::shown_title(&session));
+        let state = session_cells::describe_state(&session, 0, "waiting to start");
+        let title = session_cells::shown_title(&session);
         (session.id.to_string(), format!("{}  {state}  {title}", session.agent))
     };
     client.list(&path).await.unwrap_or_default().into_iter().map(describe).collect()

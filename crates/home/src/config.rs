@@ -148,6 +148,14 @@ pub enum ConfigError {
         line: usize,
         message: String,
     },
+    /// The settings cannot have this value, so the file was not changed.
+    #[error("`{key}` cannot be `{value}`: {message}")]
+    InvalidChange {
+        key: String,
+        /// The value as given.
+        value: String,
+        message: String,
+    },
     /// The changed file cannot be written.
     #[error("could not write {path}: {source}")]
     Unwritable { path: PathBuf, source: io::Error },
@@ -479,7 +487,12 @@ fn read_hosts(value: Spanned<DeValue<'_>>) -> Result<Vec<String>, toml::de::Erro
 
 fn invalid_setting(path: &Path, text: &str, error: &toml::de::Error, start: usize) -> ConfigError {
     let line = line_of(text, error.span().map_or(start, |span| span.start));
-    ConfigError::Invalid { path: path.to_owned(), line, message: error.message().trim().replace('\n', "; ") }
+    let message = error.message().trim().replace('\n', "; ");
+    // The parser names types of Rust.
+    let message = ["u64", "usize"].iter().fold(message, |message, number| {
+        message.replace(&format!("expected {number}"), "expected a whole number")
+    });
+    ConfigError::Invalid { path: path.to_owned(), line, message }
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -582,7 +595,7 @@ mod tests {
     fn a_bad_value_is_named_with_file_and_line() {
         for (text, line, hint) in [
             ("log = 3", 1, "expected a string"),
-            ("\nidle_s = -1", 2, "u64"),
+            ("\nidle_s = -1", 2, "expected a whole number"),
             ("\nlisten = [\"nonsense\"]", 2, "nonsense"),
             ("listen = []", 1, "at least one"),
             ("agent = \"a\"\nagent = \"b\"", 2, "duplicate"),

@@ -19,25 +19,27 @@ impl DaemonConfig {
         candidates.push(Value::from(value));
         let mut refused = None;
         for candidate in candidates {
-            match edit_config(home, |document| document.insert(key, Item::Value(candidate))) {
+            match edit_config(home, key, |document| document.insert(key, Item::Value(candidate))) {
                 Ok(config) => return Ok(config),
-                Err(error @ ConfigError::Invalid { .. }) => refused = refused.or(Some(error)),
+                Err(ConfigError::InvalidChange { message, .. }) => refused = refused.or(Some(message)),
                 Err(error) => return Err(error),
             }
         }
-        Err(refused.expect("a string is always a candidate"))
+        let message = refused.expect("a string is always a candidate");
+        Err(ConfigError::InvalidChange { key: key.to_owned(), value: value.to_owned(), message })
     }
 
     /// Removes `key` from the home's settings file, so that the user's file or the default applies.
     pub fn unset(home: &DaemonHome, key: &str) -> Result<Self, ConfigError> {
         Self::check_key(key)?;
-        edit_config(home, |document| document.remove(key))
+        edit_config(home, key, |document| document.remove(key))
     }
 }
 
 /// Applies `edit` to the home's settings file, and writes it if the result is valid.
 fn edit_config(
     home: &DaemonHome,
+    key: &str,
     edit: impl FnOnce(&mut DocumentMut) -> Option<Item>,
 ) -> Result<DaemonConfig, ConfigError> {
     // A file that cannot be used is reported as it is, not with the change in it.
@@ -50,7 +52,13 @@ fn edit_config(
     })?;
     edit(&mut document);
     let text = document.to_string();
-    DaemonConfig::check_text(home, &path, &text)?;
+    let edited = document.get(key).map(ToString::to_string).unwrap_or_default();
+    DaemonConfig::check_text(home, &path, &text).map_err(|error| match error {
+        ConfigError::Invalid { message, .. } => {
+            ConfigError::InvalidChange { key: key.to_owned(), value: edited.trim().to_owned(), message }
+        }
+        other => other,
+    })?;
     let unwritable = |source: io::Error| ConfigError::Unwritable { path: path.clone(), source };
     qd_files::replace_file(&path, text.as_bytes()).map_err(unwritable)?;
     DaemonConfig::load(home)
@@ -112,7 +120,11 @@ mod tests {
     fn an_invalid_change_is_refused_and_the_file_stays() {
         let test = home_with("idle_s = 60\n");
         for (key, value, hint) in [
-            ("idle_s", "soon", "u64"),
+            (
+                "idle_s",
+                "soon",
+                "`idle_s` cannot be `soon`: invalid type: string \"soon\", expected a whole number",
+            ),
             ("max_agents", "0", "at least 1"),
             ("idel_s", "3", "did you mean `idle_s`?"),
         ] {

@@ -361,6 +361,10 @@ pub struct NewFleet {
     /// Environment variables. Each agent gets those that its manifest lists. The values are never shown or journalled.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// For agents by name, the absolute paths of their programs, as `program` of a session. Only accepted over the
+    /// daemon's socket.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub programs: BTreeMap<String, String>,
 }
 
 /// A file attached to a prompt.

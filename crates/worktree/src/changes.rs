@@ -68,6 +68,11 @@ impl GitWorktree {
         Ok(parse_patch(&String::from_utf8_lossy(&patch)))
     }
 
+    /// What the session itself changed, by file.
+    pub(crate) fn own_changes(&self, head: &str) -> WorktreeResult<ChangesByFile> {
+        self.changes(&self.diff_base(head)?)
+    }
+
     /// The commit that a session's changes are compared with: the merge base with its target, so that changes taken
     /// over from the target do not count as its own. Once everything is merged, it is the commit that the session
     /// started from.

@@ -99,8 +99,9 @@ pub enum WorktreeError {
     },
     /// The target branch is checked out with uncommitted changes.
     #[error(
-        "`{branch}` is checked out at {path}, which has uncommitted changes in {count} files; commit or stash \
-         them, or merge into another branch"
+        "`{branch}` is checked out at {path}, which has uncommitted changes in {}; commit or stash \
+         them, or merge into another branch",
+        count_files(*.count)
     )]
     CheckoutDirty {
         branch: String,
@@ -181,10 +182,22 @@ fn in_conflict(into: &str, conflicts: &[MergeConflict]) -> String {
     format!("the merge conflicts with `{into}` in {}{more}", names.join(", "))
 }
 
+/// `1 file`, `2 files`.
+fn count_files(count: usize) -> String {
+    match count {
+        1 => "1 file".to_owned(),
+        count => format!("{count} files"),
+    }
+}
+
 fn unmerged(path: &Path, state: WorktreeStatus, changed: u64, ahead: u64) -> String {
     let path = path.display();
     match state {
-        WorktreeStatus::Dirty => format!("{path} has uncommitted changes in {changed} files"),
+        WorktreeStatus::Dirty => {
+            let files = count_files(usize::try_from(changed).unwrap_or(usize::MAX));
+            format!("{path} has uncommitted changes in {files}")
+        }
+        WorktreeStatus::Ahead if ahead == 1 => format!("{path} has 1 commit that is not merged"),
         WorktreeStatus::Ahead => format!("{path} has {ahead} commits that are not merged"),
         _ => format!("{path} may contain unmerged work: its repository is missing or does not respond"),
     }

@@ -33,7 +33,14 @@ pub fn find_overlaps(trees: &[GitWorktree]) -> WorktreeResult<Vec<(usize, usize,
                 cache.insert((index, base.clone()), Rc::clone(&changes));
                 Ok(changes)
             };
-            let files = overlapping_files(&*changes_of(first)?, &*changes_of(second)?);
+            let mut files = overlapping_files(&*changes_of(first)?, &*changes_of(second)?);
+            // What the target branch changed between the starts of the two is the work of neither.
+            for index in [first, second] {
+                if !files.is_empty() {
+                    let own = trees[index].own_changes(&heads[index])?;
+                    files.retain(|file| own.contains_key(&file.path));
+                }
+            }
             if !files.is_empty() {
                 found.push((first, second, files));
             }

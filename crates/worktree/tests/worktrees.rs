@@ -444,6 +444,20 @@ fn two_worktrees_that_changed_the_same_lines_are_found() {
 }
 
 #[test]
+fn what_the_target_changed_between_two_starts_is_the_work_of_neither() {
+    let repository = TestRepository::new();
+    let earlier = repository.tree("s1");
+    fs::write(earlier.path.join("a.txt"), "one\n2\nthree\nfour\nfive\nsix\nseven\n").unwrap();
+    repository.commit("a.txt", "one\nzwei\nthree\nfour\nfive\nsix\nseven\n");
+    let later = repository.tree("s2");
+    fs::write(later.path.join("b.txt"), "b\n").unwrap();
+    let trees = [earlier, later];
+    assert_eq!(overlap::find_overlaps(&trees).unwrap(), []);
+    fs::write(trees[1].path.join("a.txt"), "one\nii\nthree\nfour\nfive\nsix\nseven\n").unwrap();
+    assert_eq!(overlap::find_overlaps(&trees).unwrap().len(), 1);
+}
+
+#[test]
 fn ignored_files_are_copied_and_nothing_leads_out() {
     let repository = TestRepository::new();
     repository.commit(".gitignore", ".env\n*.local\nsecret\n");

@@ -16,7 +16,7 @@ pub(crate) enum TokensVerb {
   qd tokens create phone --role approver --expires 30d
   qd tokens create ci --role operator --workspace .
 
-Roles: a viewer reads, an approver also answers asks, an operator also prompts, cancels and closes, an admin may do
+Roles: a viewer reads, an approver also answers asks, an operator also prompts, cancels and closes, an admin may do \
 everything. The client sends the token as `Authorization: Bearer TOKEN`; `qd` takes it from QD_TOKEN.")]
     Create(TokenCreateArgs),
     /// List tokens by id, name and role; the secrets are never shown again

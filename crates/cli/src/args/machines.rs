@@ -11,7 +11,7 @@ pub(crate) enum WorkersVerb {
     Machines,
     /// Create a worker token and print the command with which another machine joins
     #[command(after_help = "Examples:
-  qd workers token lab                        the machine joins with the label lab
+  qd workers token lab                        joins with the label lab
   qd workers token ml-box --label gpu --agent claude
 
 The machine can join with these labels and offer these agents, and no others.")]
@@ -57,9 +57,9 @@ pub(crate) enum QuotaVerb {
 pub(crate) enum WorkerVerb {
     /// Join a daemon on another machine and run agents for it here
     #[command(after_help = "Example:
-  qd worker join https://deck.example:7777 --token qdw_… --fingerprint AB:CD:… --label gpu
+  qd worker join https://deck.example:7777 --token qdw_… --label gpu
 
-Sessions whose agent is NAME@LABEL then run on this machine: in the same directory if it exists, else below --root.
+Sessions whose agent is NAME@LABEL then run on this machine: in the same directory if it exists, else below --root. \
 The worker reconnects when the connection breaks. Ctrl-C stops it and its agents.")]
     Join(JoinArgs),
 }

@@ -8,6 +8,7 @@ use qd_protocol::sandbox::{NetworkSetting, SandboxSetting};
 
 use super::sandbox::{network_parser, sandbox_parser};
 use super::seconds;
+use crate::render::session_cells::OUTCOME_WORDS;
 
 /// `qd run`.
 #[derive(Debug, Args)]
@@ -63,8 +64,8 @@ pub(crate) struct RunArgs {
     /// What to do when the agent asks for permission or has a question [default: wait on a terminal, else exit]
     #[arg(long, value_enum, value_name = "ACTION")]
     pub(crate) on_ask: Option<OnAskAction>,
-    /// Cancel the run after this many seconds, with exit code 124
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// Cancel the run after this time, such as 90 (seconds) or 10m, with exit code 124
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub(crate) timeout: Option<f64>,
     /// The prompt; `-` reads it from stdin. Put `--` before one that begins with a dash
     pub(crate) prompt: String,
@@ -149,8 +150,8 @@ pub(crate) struct WaitArgs {
     /// Sessions, runs or fleets
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<String>,
-    /// Stop waiting after this many seconds, with exit code 124
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// Stop waiting after this time, such as 90 (seconds) or 10m, with exit code 124
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub(crate) timeout: Option<f64>,
     /// What to do when a run waits for a person
     #[arg(long, value_enum, value_name = "ACTION", default_value_t = OnAskWhileWaiting::Wait)]
@@ -169,7 +170,7 @@ pub(crate) enum OnAskWhileWaiting {
 /// A condition of `qd ps --filter`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SessionCondition {
-    /// The session is in this state.
+    /// The session is in this state, or its last run ended so.
     State(String),
     /// The session has this agent.
     Agent(String),
@@ -182,16 +183,22 @@ pub(super) fn session_condition(text: &str) -> Result<SessionCondition, String> 
     let expected = "expected state=STATE, agent=NAME or title=TEXT";
     let (key, value) = text.split_once('=').ok_or(expected)?;
     match key {
-        "state" => match value {
-            "idle" | "starting" | "running" | "waiting" | "closed" => {
-                Ok(SessionCondition::State(value.to_owned()))
-            }
-            _ => Err("a state is idle, starting, running, waiting or closed".to_owned()),
-        },
+        "state" => session_state(value).map(SessionCondition::State),
         "agent" => Ok(SessionCondition::Agent(value.to_owned())),
         "title" => Ok(SessionCondition::Title(value.to_lowercase())),
         _ => Err(expected.to_owned()),
     }
+}
+
+/// Parses a state of a session or how its last run ended, in the words of `qd ps`. Spaces may be typed as `-`.
+fn session_state(text: &str) -> Result<String, String> {
+    const STATES: [&str; 5] = ["idle", "starting", "running", "waiting", "closed"];
+    let word = text.to_lowercase().replace('-', " ");
+    if STATES.contains(&word.as_str()) || OUTCOME_WORDS.contains(&word.as_str()) {
+        return Ok(word);
+    }
+    let outcomes = OUTCOME_WORDS.map(|word| word.replace(' ', "-"));
+    Err(format!("a state is one of {}, {}", STATES.join(", "), outcomes.join(", ")))
 }
 
 /// Parses an amount of money.

@@ -220,6 +220,27 @@ pub(crate) fn answer_prompt(ask: &Ask) -> String {
     }
 }
 
+/// The prompt for the first of these asks. If there are several, it says which is answered, because the last one on the
+/// terminal is another. Empty without asks.
+pub(crate) fn prompt_for_first(asks: &[Ask], width: Option<usize>) -> String {
+    match asks {
+        [] => String::new(),
+        [only] => answer_prompt(only),
+        [first, ..] => {
+            let room = width.map(|width| width.saturating_sub(INDENT.len()).max(TEXT_COLUMNS_MIN));
+            let wanted = summarize(first).fit(room);
+            let (open, id, prompt) = (asks.len(), &first.id, answer_prompt(first));
+            format!("{open} asks are open. This answers {id}:\n{INDENT}{wanted}\n{prompt}")
+        }
+    }
+}
+
+/// The first of these asks again, with the prompt for it: what was shown since may have hidden it. Empty without asks.
+pub(crate) fn first_with_prompt(asks: &[Ask], style: TextStyle, width: Option<usize>) -> String {
+    let Some(first) = asks.first() else { return String::new() };
+    format!("{}{}", format_ask(first, style, width), answer_prompt(first))
+}
+
 /// Parses a typed line as an answer. The error is the text to print instead; an empty line is never an answer.
 pub(crate) fn parse_answer(ask: &Ask, line: &str) -> Result<AnswerRequest, String> {
     let line = line.trim();
@@ -235,7 +256,11 @@ pub(crate) fn parse_answer(ask: &Ask, line: &str) -> Result<AnswerRequest, Strin
         "y" | "yes" => decision("allow_once"),
         "a" | "always" => decision("allow_always"),
         "n" | "no" => decision("deny"),
-        _ => AnswerRequest { reason: Some(line.to_owned()), ..decision("deny") },
+        // `n REASON` is what `qd asks` takes.
+        _ => {
+            let reason = line.strip_prefix("n ").unwrap_or(line).trim_start();
+            AnswerRequest { reason: Some(reason.to_owned()), ..decision("deny") }
+        }
     })
 }
 

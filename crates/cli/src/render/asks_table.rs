@@ -92,7 +92,7 @@ fn render<const N: usize>(
         })
         .collect();
     let widest = |name: &str, cells: &mut dyn Iterator<Item = &String>| {
-        cells.map(|cell| cell.chars().count()).chain([name.len()]).max().unwrap_or_default()
+        cells.map(|cell| text::display_width(cell)).chain([name.len()]).max().unwrap_or_default()
     };
     let widths: [usize; N] =
         std::array::from_fn(|i| widest(names[i], &mut rows.iter().map(|(cells, _, _)| &cells[i])));
@@ -105,11 +105,11 @@ fn render<const N: usize>(
     let mut out = format!("{}\n", style.bold(&format!("{heading}{:title_width$}{GAP}WANTS", "SESSION")));
     for (cells, title, summary) in rows {
         for (i, (cell, width)) in cells.iter().zip(widths).enumerate() {
-            let padded = format!("{cell:width$}");
+            let padded = text::pad(cell, width);
             out.push_str(&if i == 0 { paint_first(cell, &padded) } else { padded });
             out.push_str(GAP);
         }
-        out.push_str(&format!("{title:title_width$}{GAP}{}\n", summary.fit(last)));
+        out.push_str(&format!("{}{GAP}{}\n", text::pad(&title, title_width), summary.fit(last)));
     }
     out
 }
@@ -145,7 +145,8 @@ mod tests {
                 "tidy",
                 summary("Bash: cargo test --workspace --all-features -- --nocapture --test-threads 1", 2),
             ),
-            row(None, "zz01", 3_599_000, "fleet 7d2k", summary("What is the result?", 24)),
+            row(None, "zz01", 3_599_000, "fleet: Port the parser.", summary("What is the result?", 24)),
+            row(Some(Risk::Low), "9w1x", 3_599_000, "文書を直す", summary("Read: 設計/入口.md", 0)),
         ]
     }
 
@@ -160,7 +161,7 @@ mod tests {
         ] {
             let table = open_asks(&open_rows(short), now, TextStyle::new(colour), width);
             if !colour {
-                let longest = table.lines().map(|line| line.chars().count()).max();
+                let longest = table.lines().map(text::display_width).max();
                 assert!(longest <= width, "{table}");
             }
             insta::assert_snapshot!(format!("open_asks_{name}"), table.replace('\x1b', "ESC"));

@@ -20,6 +20,7 @@ pub(crate) struct FleetProgress {
     /// Index into `sessions`.
     by_session: HashMap<SessionId, usize>,
     since: Millis,
+    ended_at: Option<Millis>,
     pub(crate) state: FleetStatus,
     pub(crate) result: Option<String>,
 }
@@ -85,7 +86,14 @@ impl FleetProgress {
                 Some((fleet.sessions.get(&session.name)?.session_id.clone(), index))
             })
             .collect();
-        Self { sessions, by_session, since: fleet.created_at, state: fleet.state, result: None }
+        Self {
+            sessions,
+            by_session,
+            since: fleet.created_at,
+            ended_at: None,
+            state: fleet.state,
+            result: None,
+        }
     }
 
     /// Whether an event is about this fleet.
@@ -109,12 +117,12 @@ impl FleetProgress {
             Some(session) => {
                 session.apply_event(event.ts, body).map(|line| format!("{}: {line}", session.name))
             }
-            None => self.apply_fleet_event(body),
+            None => self.apply_fleet_event(event.ts, body),
         };
         line.map(|line| ProgressLine { line })
     }
 
-    fn apply_fleet_event(&mut self, body: &EventBody) -> Option<String> {
+    fn apply_fleet_event(&mut self, ts: Millis, body: &EventBody) -> Option<String> {
         match body {
             EventBody::FleetRouted(routed) => {
                 let from: Vec<&str> = routed.from.iter().map(|source| source.session.as_str()).collect();
@@ -140,6 +148,7 @@ impl FleetProgress {
             }
             EventBody::FleetFinished(finished) => {
                 self.state = finished.state;
+                self.ended_at = Some(ts);
                 self.result.clone_from(&finished.result);
                 None
             }
@@ -193,7 +202,8 @@ impl FleetProgress {
         let cost = self.cost();
         let money = if cost > 0.0 { format!("  {}", text::format_dollars(cost)) } else { String::new() };
         let counts = if counts.is_empty() { String::new() } else { format!("  {}", counts.join(", ")) };
-        let plain = format!("{state}  {}{money}{counts}", format_clock(now.since(self.since)));
+        let took = self.ended_at.unwrap_or(now).since(self.since);
+        let plain = format!("{state}  {}{money}{counts}", format_clock(took));
         // Truncate before adding colours: escape sequences have no width.
         text::truncate(&plain, width).replacen(&state, &styled_fleet_state(self.state, style), 1)
     }

@@ -4,7 +4,7 @@ use qd_protocol::Millis;
 use qd_protocol::search::{SearchHit, SnippetPart};
 
 use super::style::TextStyle;
-use super::text::{format_age, truncate};
+use super::text::{display_width, format_age, truncate, truncate_start};
 use super::visible_text::{show_hidden, show_prose_line};
 
 /// Titles are truncated to this length, so that what follows them stays on the screen.
@@ -40,30 +40,22 @@ fn render_snippet(parts: &[SnippetPart], style: TextStyle, width: Option<usize>)
     let mut parts: Vec<(String, bool)> =
         parts.iter().map(|part| (one_line(&part.text), part.is_match)).collect();
     if let Some(width) = width {
-        let length: usize = parts.iter().map(|(text, is_match)| shown_chars(text, *is_match, style)).sum();
+        let length: usize = parts.iter().map(|(text, is_match)| shown_width(text, *is_match, style)).sum();
         if length > width
             && let Some((lead, false)) = parts.first_mut()
         {
-            let (chars, kept) = (lead.chars().count(), width / LEAD_PART);
-            if chars > kept {
-                let tail: String = lead.chars().skip(chars - kept.saturating_sub(1)).collect();
-                *lead = format!("…{tail}");
-            }
+            *lead = truncate_start(lead, width / LEAD_PART);
         }
     }
     let mut room = width.unwrap_or(usize::MAX);
     let mut line = String::new();
     for (text, is_match) in parts {
-        let marks = shown_chars("", is_match, style);
-        let text = if text.chars().count() + marks > room {
-            truncate(&text, room.saturating_sub(marks))
-        } else {
-            text
-        };
+        let marks = shown_width("", is_match, style);
         if room <= marks {
             break;
         }
-        room = room.saturating_sub(text.chars().count() + marks);
+        let text = truncate(&text, room - marks);
+        room = room.saturating_sub(display_width(&text) + marks);
         match (is_match, style.has_colour()) {
             (true, true) => line.push_str(&style.yellow(&text)),
             (true, false) => line.push_str(&format!("«{text}»")),
@@ -73,9 +65,9 @@ fn render_snippet(parts: &[SnippetPart], style: TextStyle, width: Option<usize>)
     line.trim_end().to_owned()
 }
 
-/// The characters that a part takes on the screen.
-fn shown_chars(text: &str, is_match: bool, style: TextStyle) -> usize {
-    text.chars().count() + if is_match && !style.has_colour() { 2 } else { 0 }
+/// The columns that a part takes on the screen.
+fn shown_width(text: &str, is_match: bool, style: TextStyle) -> usize {
+    display_width(text) + if is_match && !style.has_colour() { 2 } else { 0 }
 }
 
 /// The text with its hidden characters shown, and all white space as single spaces.
@@ -132,6 +124,15 @@ mod tests {
             ),
             hit(None, SearchHitKind::Tool, &[("Bash\ncargo test -p ", false), ("parser", true)]),
             hit(
+                Some("文書を直す"),
+                SearchHitKind::Answer,
+                &[
+                    ("設計の入口にある説明を読んでから直す。それから全部の試験をもう一度実行する: ", false),
+                    ("parser", true),
+                    ("は速くなった。", false),
+                ],
+            ),
+            hit(
                 Some("esc\x1b[2J\ntitle"),
                 SearchHitKind::Path,
                 &[("src/", false), ("parser", true), (".rs\x1b[31m", false)],
@@ -159,7 +160,7 @@ mod tests {
         for width in 30..160 {
             let text = render_hits(&hits(), TextStyle::new(false), Some(width), Millis(0));
             for line in text.lines() {
-                assert!(line.chars().count() <= width, "{width}: {line}");
+                assert!(display_width(line) <= width, "{width}: {line}");
             }
             assert!(text.contains("«parser"), "the match is on the screen at {width}:\n{text}");
         }

@@ -80,6 +80,19 @@ pub(crate) fn outcome_word(reason: FinishReason) -> &'static str {
     }
 }
 
+/// All words of [`outcome_word`].
+pub(crate) const OUTCOME_WORDS: [&str; 9] = [
+    "done",
+    "failed",
+    "cancelled",
+    "interrupted",
+    "timed out",
+    "over budget",
+    "out of turns",
+    "out of tokens",
+    "refused",
+];
+
 /// The state, or how the last run ended, with the numbers of open asks and queued prompts. `queue_reason` says why the
 /// prompts of an idle session wait, unless they wait for the reset of a quota.
 pub(crate) fn describe_state(session: &Session, asks: usize, queue_reason: &str) -> String {
@@ -231,6 +244,16 @@ pub(crate) mod tests {
     use qd_protocol::RunId;
     use qd_protocol::api::LastRun;
     use serde_json::json;
+
+    #[test]
+    fn every_outcome_can_be_filtered_by() {
+        use FinishReason::{
+            BudgetExceeded, Cancelled, EndTurn, Error, Interrupted, MaxTokens, MaxTurns, Refused, Timeout,
+        };
+        let reasons =
+            [EndTurn, Error, Cancelled, Interrupted, Timeout, BudgetExceeded, MaxTurns, MaxTokens, Refused];
+        assert_eq!(reasons.map(outcome_word), OUTCOME_WORDS);
+    }
 
     /// A session that waits for an answer and has two more prompts.
     pub(crate) fn waiting_session(id: &str) -> Session {

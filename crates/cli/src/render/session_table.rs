@@ -32,7 +32,7 @@ pub(crate) struct SessionListFacts {
 }
 
 impl SessionListFacts {
-    fn asks_of(&self, session: &Session) -> usize {
+    pub(crate) fn asks_of(&self, session: &Session) -> usize {
         self.open_asks.get(&session.id).copied().unwrap_or(0)
     }
 }

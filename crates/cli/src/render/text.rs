@@ -10,6 +10,11 @@ pub(crate) fn display_width(text: &str) -> usize {
     text.width()
 }
 
+/// The text, followed by spaces up to so many columns.
+pub(crate) fn pad(text: &str, width: usize) -> String {
+    format!("{text}{}", " ".repeat(width.saturating_sub(display_width(text))))
+}
+
 /// At most `width` columns. A truncated text ends with an ellipsis.
 pub(crate) fn truncate(text: &str, width: usize) -> String {
     if display_width(text) <= width {

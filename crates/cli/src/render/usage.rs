@@ -3,7 +3,7 @@
 use qd_protocol::usage_report::{UsageGrouping, UsageReport, UsageRow, UsageSum};
 
 use super::style::TextStyle;
-use super::text::{format_dollars, truncate};
+use super::text::{display_width, format_dollars, pad, truncate};
 use super::visible_text::show_prose_line;
 
 /// Between two columns.
@@ -32,7 +32,7 @@ pub(crate) fn render_usage(report: &UsageReport, style: TextStyle, width: Option
     let titles = [report.by.as_str().to_uppercase(), "INPUT".into(), "OUTPUT".into(), "COST".into()];
     let widest = |column: usize| {
         let cells = cells.iter().chain([&titles]);
-        cells.map(|cells| cells[column].chars().count()).max().unwrap_or_default()
+        cells.map(|cells| display_width(&cells[column])).max().unwrap_or_default()
     };
     let numbers = [widest(1), widest(2), widest(3)];
     let fixed: usize = numbers.iter().map(|width| width + GAP.len()).sum();
@@ -44,8 +44,7 @@ pub(crate) fn render_usage(report: &UsageReport, style: TextStyle, width: Option
         bar_width = bar_width.min(width.saturating_sub(fixed + name_width + GAP.len()));
     }
     let line = |cells: &[String; 4]| {
-        let name = truncate(&cells[0], name_width);
-        let mut line = format!("{name:<name_width$}");
+        let mut line = pad(&truncate(&cells[0], name_width), name_width);
         for (cell, width) in cells[1..].iter().zip(numbers) {
             line.push_str(&format!("{GAP}{cell:>width$}"));
         }
@@ -160,6 +159,7 @@ mod tests {
         let sessions = vec![
             row(Some("ses_4kq8zt2m"), Some("nightly \x1b[2J update"), 5_000, None, 5),
             row(Some("ses_9b"), None, 20_000, None, 5),
+            row(Some("ses_7cw0q1"), Some("文書を直す"), 10_000, None, 5),
         ];
         let models = vec![row(None, None, 500, Some(1.0), 0), row(Some("large"), None, 50, Some(0.5), 0)];
         [
@@ -189,7 +189,7 @@ mod tests {
         for (_, report) in reports() {
             for width in 50..160 {
                 for line in render_usage(&report, TextStyle::new(false), Some(width)).lines() {
-                    assert!(line.chars().count() <= width, "{width}: {line}");
+                    assert!(display_width(line) <= width, "{width}: {line}");
                 }
             }
         }

@@ -2,10 +2,13 @@
 
 use qd_protocol::api::{Agent, CostReport, JoinedWorker};
 
-use super::VerbContext;
+use super::{VerbContext, workspace};
 use crate::failure::{CliExitCode, Result};
 use crate::render::style::TextStyle;
 use crate::render::table::TextTable;
+
+/// A narrower terminal has no place for a column that says what each agent is.
+const ABOUT_WIDTH_MIN: usize = 100;
 
 /// Lists known agents. The table also has those of joined machines; the JSON does not.
 pub(crate) async fn agents(context: &VerbContext) -> Result<CliExitCode> {
@@ -16,17 +19,38 @@ pub(crate) async fn agents(context: &VerbContext) -> Result<CliExitCode> {
         return Ok(CliExitCode::Success);
     }
     let joined: Vec<JoinedWorker> = client.list("/v1/workers/joined").await?;
+    let is_in_own_path = |agent: &Agent| workspace::own_program_of(&client, agent).is_some();
+    let agents: Vec<ListedAgent> = agents
+        .into_iter()
+        .map(|agent| ListedAgent { in_own_path: !agent.available && is_in_own_path(&agent), agent })
+        .collect();
     context.out.print_data(&render(&agents, &joined, context.out.out_style(), context.out.width()))?;
     Ok(CliExitCode::Success)
 }
 
+/// An agent, and whether only this process finds its program, not the daemon.
+#[derive(Debug)]
+struct ListedAgent {
+    agent: Agent,
+    in_own_path: bool,
+}
+
+impl ListedAgent {
+    /// Whether sessions that are started from here can use it.
+    fn is_usable(&self) -> bool {
+        self.agent.available || self.in_own_path
+    }
+}
+
 /// The agents, and below them the commands that install the missing ones. A command that is cut is of no use, so these
 /// are no column of the table.
-fn render(agents: &[Agent], joined: &[JoinedWorker], style: TextStyle, width: Option<usize>) -> String {
-    let mut out = table(agents, joined).render(style, width);
+fn render(agents: &[ListedAgent], joined: &[JoinedWorker], style: TextStyle, width: Option<usize>) -> String {
+    let with_about = width.is_none_or(|width| width >= ABOUT_WIDTH_MIN);
+    let mut out = table(agents, joined, with_about).render(style, width);
     let mut commands = TextTable::untitled(2);
-    let missing = agents.iter().filter(|agent| !agent.available);
-    let missing: Vec<_> = missing.filter_map(|agent| Some((&agent.name, agent.install.as_ref()?))).collect();
+    let missing = agents.iter().filter(|listed| !listed.is_usable());
+    let missing: Vec<_> =
+        missing.filter_map(|listed| Some((&listed.agent.name, listed.agent.install.as_ref()?))).collect();
     if !missing.is_empty() {
         out.push_str(&format!("\n{}\n", style.bold("TO INSTALL")));
     }
@@ -37,26 +61,31 @@ fn render(agents: &[Agent], joined: &[JoinedWorker], style: TextStyle, width: Op
     out
 }
 
-fn table(agents: &[Agent], joined: &[JoinedWorker]) -> TextTable {
-    let mut table = TextTable::new(&["NAME", "WHERE", "DRIVER", "CAN", "ABOUT"]);
+fn table(agents: &[ListedAgent], joined: &[JoinedWorker], with_about: bool) -> TextTable {
+    const TITLES: [&str; 5] = ["NAME", "WHERE", "DRIVER", "CAN", "ABOUT"];
+    let columns = if with_about { TITLES.len() } else { TITLES.len() - 1 };
+    let mut table = TextTable::new(&TITLES[..columns]);
     // What an agent is for can be guessed from its name; what it can do cannot.
     table.set_min_width(3, usize::MAX);
     table.set_min_width(1, "not installed".len());
-    for agent in agents {
+    for ListedAgent { agent, in_own_path } in agents {
         let location = match (&agent.version, agent.available) {
             (Some(version), true) => format!("here, {version}"),
             (None, true) => "here".to_owned(),
+            (_, false) if *in_own_path => "in your PATH".to_owned(),
             (_, false) => "not installed".to_owned(),
         };
         let Agent { name, driver, description, .. } = agent;
-        table.add_row([name.clone(), location, driver.clone(), abilities(agent), description.clone()]);
+        let row = [name.clone(), location, driver.clone(), abilities(agent), description.clone()];
+        table.add_row(row.into_iter().take(columns));
     }
     for machine in joined.iter().filter(|machine| machine.connected) {
         for label in &machine.labels {
             for agent in &machine.agents {
                 let about = "On a joined machine.".to_owned();
                 let name = format!("{agent}@{label}");
-                table.add_row([name, machine.name.clone(), "joined".to_owned(), "-".to_owned(), about]);
+                let row = [name, machine.name.clone(), "joined".to_owned(), "-".to_owned(), about];
+                table.add_row(row.into_iter().take(columns));
             }
         }
     }
@@ -96,7 +125,7 @@ mod tests {
             lease_expires_at: Millis(0),
             version: String::new(),
         };
-        let shown = table(&[], &[machine("box", true), machine("gone", false)]);
+        let shown = table(&[], &[machine("box", true), machine("gone", false)], true);
         let shown = shown.render(TextStyle::new(false), None);
         assert!(shown.contains("script@gpu") && shown.contains("box") && !shown.contains("gone"), "{shown}");
     }
@@ -119,9 +148,10 @@ mod tests {
             // What is installed where the tests run must not matter.
             let available = matches!(agent.name.as_str(), "claude" | "echo" | "script");
             let version = (agent.name == "claude").then(|| "2.1.12".to_owned());
-            Agent { available, version, ..agent }
+            let in_own_path = agent.name == "codex";
+            ListedAgent { agent: Agent { available, version, ..agent }, in_own_path }
         };
-        let agents: Vec<Agent> = catalog.entries().map(listed).collect();
+        let agents: Vec<ListedAgent> = catalog.entries().map(listed).collect();
         let machine = [machine];
         assert_view("agents", |style, width| render(&agents, &machine, style, width));
     }

@@ -53,14 +53,25 @@ pub(crate) async fn allow_all(
         context.out.print_note("there was nothing to allow");
     }
     if !others.is_empty() {
-        let questions = others.iter().filter(|ask| ask.kind == AskKind::Question).count();
-        let riskier = others.len() - questions;
-        context.out.print_note(&format!(
-            "still open: {questions} question{}, {riskier} of a higher risk; see `qd asks`",
-            if questions == 1 { "" } else { "s" }
-        ));
+        context.out.print_note(&describe_others(&others));
     }
     Ok(exit)
+}
+
+/// What `qd allow --all` leaves open.
+fn describe_others(others: &[Ask]) -> String {
+    let questions = others.iter().filter(|ask| ask.kind == AskKind::Question).count();
+    let riskier = others.len() - questions;
+    let mut parts = Vec::new();
+    match questions {
+        0 => {}
+        1 => parts.push("1 question".to_owned()),
+        _ => parts.push(format!("{questions} questions")),
+    }
+    if riskier > 0 {
+        parts.push(format!("{riskier} of a higher risk"));
+    }
+    format!("still open: {}; see `qd asks`", parts.join(", "))
 }
 
 /// Denies a permission request; the agent gets the reason.
@@ -211,5 +222,19 @@ async fn confirm_all(context: &VerbContext, asks: &[Ask]) -> Result<()> {
     match line.as_deref().map(str::trim) {
         Some("y" | "Y" | "yes") => Ok(()),
         _ => Err(CliFailure::Usage("nothing was allowed".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::ask::tests::{permission, question};
+
+    #[test]
+    fn what_stays_open_is_counted_without_zeros() {
+        let riskier = [permission(Risk::High), permission(Risk::High)];
+        assert_eq!(describe_others(&riskier), "still open: 2 of a higher risk; see `qd asks`");
+        let both = [permission(Risk::High), question(&[])];
+        assert_eq!(describe_others(&both), "still open: 1 question, 1 of a higher risk; see `qd asks`");
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use qd_protocol::api::{AskRecord, ReferenceKind, Session};
 use qd_protocol::event::{Ask, AskKind, AskStatus, ResolvedBy};
+use qd_protocol::fleet::Fleet;
 use qd_protocol::limits::PAGE_MAX;
 use qd_protocol::{FleetId, Millis, SessionId};
 
@@ -12,10 +13,10 @@ use super::answer::PENDING_PATH;
 use super::ask_feed::AskFeed;
 use super::{VerbContext, asks_review};
 use crate::client::DaemonClient;
-use crate::failure::{CliExitCode, Result};
+use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs;
 use crate::render::asks_table::{DecidedAskRow, OpenAskRow, decided_asks, open_asks};
-use crate::render::session_cells::ShownIds;
+use crate::render::session_cells::{self, ShownIds};
 use crate::render::visible_text::show_prose_line;
 use crate::render::{ask, text};
 
@@ -46,9 +47,7 @@ pub(crate) async fn asks(context: &VerbContext) -> Result<CliExitCode> {
     if asks_review::is_possible(context) {
         return asks_review::review(context, &client, asks).await;
     }
-    context.out.print_note(
-        "`qd asks ID` shows one whole; `qd allow ID`, `qd deny ID [REASON]` or `qd answer ID VALUE` answers it",
-    );
+    context.out.print_note("`qd asks ID` shows one whole; `qd allow`, `qd deny` or `qd answer` answers it");
     Ok(CliExitCode::Success)
 }
 
@@ -78,6 +77,8 @@ pub(crate) async fn history(context: &VerbContext, limit: usize) -> Result<CliEx
     let mut records = newest_decided(&client, limit + 1).await?;
     let more = records.len() > limit;
     records.truncate(limit);
+    // The daemon lists them by when they were asked.
+    records.sort_by_key(|record| std::cmp::Reverse(decided_at(record)));
     if context.out.json {
         context.out.print_json(&records)?;
         return Ok(CliExitCode::Success);
@@ -86,7 +87,7 @@ pub(crate) async fn history(context: &VerbContext, limit: usize) -> Result<CliEx
     let titles = AskTitles::load(&client, &asks).await?;
     let ids = shown_ask_ids(context, &client, &asks).await?;
     let row = |record: &AskRecord| DecidedAskRow {
-        at: record.resolved_at.unwrap_or(record.ask.opened_at),
+        at: decided_at(record),
         outcome: ask::describe_outcome(record.ask.state, record.ask.answer.as_ref()),
         by: describe_decider(record),
         id: ids.shown(&record.ask.id),
@@ -128,34 +129,57 @@ pub(super) fn format_with_owner(context: &VerbContext, titles: &AskTitles, ask: 
     format!("{whole}    of {title} ({owner}), {age} ago\n")
 }
 
-/// The titles of the sessions that ask.
+/// The titles of the sessions and fleets that ask.
 #[derive(Debug)]
 pub(super) struct AskTitles {
     sessions: HashMap<SessionId, String>,
+    /// The tasks of the fleets.
+    fleets: HashMap<FleetId, String>,
 }
 
 impl AskTitles {
     pub(super) async fn load(client: &DaemonClient, asks: &[Ask]) -> Result<Self> {
-        let mut sessions = HashMap::new();
+        let (mut sessions, mut fleets) = (HashMap::new(), HashMap::new());
         for id in asks.iter().filter_map(|ask| ask.session_id.as_ref()) {
             if !sessions.contains_key(id) {
                 let found: Vec<Session> = client.list(&format!("/v1/sessions?ref={id}")).await?;
                 let session = found.into_iter().find(|session| session.id == *id);
-                let title = session.map(|session| session.title.unwrap_or(session.agent));
+                let title = session.as_ref().map(session_cells::shown_title);
                 sessions.insert(id.clone(), title.unwrap_or_else(|| id.to_string()));
             }
         }
-        Ok(Self { sessions })
+        for id in asks.iter().filter_map(|ask| ask.fleet_id.as_ref()) {
+            if !fleets.contains_key(id) {
+                fleets.insert(id.clone(), fetch_task(client, id).await?);
+            }
+        }
+        Ok(Self { sessions, fleets })
     }
 
-    /// The title of the session that asks, or its agent if it has none. A fleet is named by its id.
+    /// The title of the session that asks, as lists show it, or the task of the fleet.
     fn title(&self, ask: &Ask) -> String {
         match (&ask.session_id, &ask.fleet_id) {
             (Some(id), _) => self.sessions.get(id).cloned().unwrap_or_else(|| id.to_string()),
-            (None, Some(fleet)) => format!("fleet {fleet}"),
+            (None, Some(id)) => self.fleets.get(id).cloned().unwrap_or_else(|| id.to_string()),
             (None, None) => "-".to_owned(),
         }
     }
+}
+
+/// The beginning of a fleet's task, or the id of a fleet that is gone.
+async fn fetch_task(client: &DaemonClient, id: &FleetId) -> Result<String> {
+    let fleet: Fleet = match refs::resolve_fleet(client, id.as_str()).await {
+        Ok(fleet) => client.get(&fleet.path()).await?,
+        // Its decisions are still listed.
+        Err(CliFailure::NotFound(_)) => return Ok(id.to_string()),
+        Err(failure) => return Err(failure),
+    };
+    Ok(format!("fleet: {}", text::first_line(&fleet.task, session_cells::TITLE_CHARS)))
+}
+
+/// When an ask was decided. Earlier releases did not record it.
+fn decided_at(record: &AskRecord) -> Millis {
+    record.resolved_at.unwrap_or(record.ask.opened_at)
 }
 
 async fn shown_ask_ids(context: &VerbContext, client: &DaemonClient, asks: &[Ask]) -> Result<ShownIds> {

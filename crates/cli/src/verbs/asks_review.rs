@@ -96,12 +96,13 @@ async fn review_one(
     }
 }
 
+/// The letters are those of `qd run`, so that nobody allows always what they meant to allow once.
 fn prompt(ask: &Ask) -> String {
     match ask.kind {
         AskKind::Permission if ask.risk == Risk::High => {
-            "a(llow once), d(eny) [REASON], s(kip), q(uit): ".to_owned()
+            "allow? y(es once), n(o) [REASON], s(kip), q(uit): ".to_owned()
         }
-        AskKind::Permission => "a(llow once), A(lways), d(eny) [REASON], s(kip), q(uit): ".to_owned(),
+        AskKind::Permission => "allow? y(es once), a(lways), n(o) [REASON], s(kip), q(uit): ".to_owned(),
         AskKind::Question if ask.options.is_empty() => "answer, or s(kip), q(uit): ".to_owned(),
         AskKind::Question => "number or text of the answer, or s(kip), q(uit): ".to_owned(),
     }
@@ -116,10 +117,10 @@ fn parse_command(ask: &Ask, line: &str) -> ReviewCommand {
         (_, "s") => ReviewCommand::Skip,
         (_, "q") => ReviewCommand::Quit,
         (AskKind::Question, _) => answer_question(ask, line),
-        (AskKind::Permission, "a") => ReviewCommand::Answer(answer::allow_request(false)),
-        (AskKind::Permission, "A") => ReviewCommand::Answer(answer::allow_request(true)),
-        (AskKind::Permission, "d") => ReviewCommand::Answer(answer::deny_request("")),
-        (AskKind::Permission, _) => match line.strip_prefix("d ") {
+        (AskKind::Permission, "y" | "yes") => ReviewCommand::Answer(answer::allow_request(false)),
+        (AskKind::Permission, "a" | "always") => ReviewCommand::Answer(answer::allow_request(true)),
+        (AskKind::Permission, "n" | "no") => ReviewCommand::Answer(answer::deny_request("")),
+        (AskKind::Permission, _) => match line.strip_prefix("n ") {
             Some(reason) => ReviewCommand::Answer(answer::deny_request(reason.trim())),
             None => ReviewCommand::Unclear(format!("{line:?} is none of the letters; nothing was answered")),
         },
@@ -149,15 +150,25 @@ mod tests {
     fn only_the_letters_decide_a_permission_request() {
         let ask = permission(Risk::Medium);
         let decision = |line| answer_of(&ask, line).decision.unwrap();
-        assert_eq!((decision("a"), decision(" A ")), ("allow_once".to_owned(), "allow_always".to_owned()));
-        assert_eq!((decision("d"), answer_of(&ask, "d").reason), ("deny".to_owned(), None));
-        assert_eq!(answer_of(&ask, "d use make clean").reason.as_deref(), Some("use make clean"));
+        assert_eq!((decision("y"), decision(" a ")), ("allow_once".to_owned(), "allow_always".to_owned()));
+        assert_eq!((decision("n"), answer_of(&ask, "n").reason), ("deny".to_owned(), None));
+        assert_eq!(answer_of(&ask, "n use make clean").reason.as_deref(), Some("use make clean"));
         assert!(matches!(parse_command(&ask, "s"), ReviewCommand::Skip));
         assert!(matches!(parse_command(&ask, "q"), ReviewCommand::Quit));
-        for line in ["", "y", "yes", "allow", "aa", "deny", "D", "S"] {
+        for line in ["", "A", "allow", "aa", "d", "deny", "N", "S"] {
             assert!(matches!(parse_command(&ask, line), ReviewCommand::Unclear(_)), "{line:?}");
         }
-        assert!(!prompt(&permission(Risk::High)).contains("A(lways)"));
+        assert!(!prompt(&permission(Risk::High)).contains("a(lways)"));
+    }
+
+    #[test]
+    fn a_line_means_the_same_here_as_in_qd_run() {
+        let ask = permission(Risk::Medium);
+        for line in ["y", "yes", "a", "always", "n", "no", "n use make clean"] {
+            let here = serde_json::to_value(answer_of(&ask, line)).unwrap();
+            let in_run = serde_json::to_value(ask::parse_answer(&ask, line).unwrap()).unwrap();
+            assert_eq!(here, in_run, "{line:?}");
+        }
     }
 
     #[test]

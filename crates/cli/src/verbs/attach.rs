@@ -107,8 +107,9 @@ impl SessionConsole<'_> {
         if self.stdin.tty && !self.closed {
             self.out.print_note("attached; type /help for help");
         }
-        for ask in &self.open_asks {
-            self.show_answer_help(ask);
+        match &self.open_asks[..] {
+            [_, _, ..] if self.takes_answers() => self.show_first_ask(),
+            asks => asks.iter().for_each(|ask| self.show_answer_help(ask)),
         }
         while !self.is_over() {
             tokio::select! {
@@ -143,6 +144,7 @@ impl SessionConsole<'_> {
             && arrived.event.kind == "message.created"
             && arrived.event.data["role"] == "user"
             && arrived.event.run_id.as_ref().is_some_and(|run| self.sent_runs.contains(run));
+        let was_resolved = arrived.event.kind == "ask.resolved";
         let opened = self.track_event(&arrived);
         // A prompt that was typed here is already on the screen.
         if !typed_here || self.out.json {
@@ -150,6 +152,8 @@ impl SessionConsole<'_> {
         }
         if let Some(ask) = opened {
             self.show_answer_help(&ask);
+        } else if was_resolved && self.takes_answers() {
+            self.show_first_ask();
         }
         Ok(())
     }
@@ -175,12 +179,26 @@ impl SessionConsole<'_> {
         None
     }
 
-    /// Prints how to answer an ask: a prompt on a terminal, else the commands.
-    fn show_answer_help(&self, ask: &Ask) {
-        if self.stdin.tty && !self.stdin_ended {
-            self.out.print_prompt(&ask::answer_prompt(ask));
+    /// Whether somebody can type answers.
+    fn takes_answers(&self) -> bool {
+        self.stdin.tty && !self.stdin_ended
+    }
+
+    /// Prints how to answer a new ask: on a terminal the prompt for the oldest one, which a typed line answers, else the
+    /// commands.
+    fn show_answer_help(&self, new: &Ask) {
+        if self.takes_answers() {
+            self.out.print_prompt(&ask::prompt_for_first(&self.open_asks, self.out.err_width()));
         } else {
-            self.out.print_stderr(&ask::answer_commands(ask));
+            self.out.print_stderr(&ask::answer_commands(new));
+        }
+    }
+
+    /// Shows the ask that a typed line answers again, if there is one.
+    fn show_first_ask(&self) {
+        if !self.open_asks.is_empty() {
+            let (style, width) = (self.out.err_style(), self.out.err_width());
+            self.out.print_prompt(&ask::first_with_prompt(&self.open_asks, style, width));
         }
     }
 

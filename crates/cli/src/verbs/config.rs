@@ -44,7 +44,9 @@ pub(crate) async fn run_config_verb(context: &VerbContext, verb: Option<ConfigVe
 /// A value or key that the settings cannot have is wrong usage; a file that cannot be read or written is a failure.
 fn refuse_change(error: ConfigError) -> CliFailure {
     match error {
-        ConfigError::NoSuchKey { .. } | ConfigError::Invalid { .. } => CliFailure::Usage(error.to_string()),
+        ConfigError::NoSuchKey { .. } | ConfigError::InvalidChange { .. } | ConfigError::Invalid { .. } => {
+            CliFailure::Usage(error.to_string())
+        }
         error => CliFailure::Other(error.into()),
     }
 }

@@ -12,7 +12,7 @@ use qd_protocol::sandbox::SandboxLevel;
 use qd_protocol::sandbox_spec::SandboxSupport;
 use serde::Serialize;
 
-use super::VerbContext;
+use super::{VerbContext, workspace};
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::style::TextStyle;
@@ -233,7 +233,10 @@ async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
         findings.extend(tokens.iter().filter_map(check_worker_token));
     }
     match client.list::<Agent>("/v1/agents?versions=true").await {
-        Ok(agents) => findings.extend(agents.into_iter().map(check_agent)),
+        Ok(agents) => findings.extend(agents.into_iter().map(|agent| {
+            let own_program = workspace::own_program_of(client, &agent);
+            check_agent(agent, own_program)
+        })),
         Err(failure) => findings.push(finding(
             DoctorLevel::Bad,
             "agent",
@@ -274,7 +277,8 @@ fn check_journal_file(home: &DaemonHome) -> Option<DoctorFinding> {
     Some(finding(DoctorLevel::Bad, "journal", problem, RESTORE_ADVICE))
 }
 
-fn check_agent(agent: Agent) -> DoctorFinding {
+/// `own_program` is the agent's program as this process finds it, if the daemon finds another or none.
+fn check_agent(agent: Agent, own_program: Option<String>) -> DoctorFinding {
     if agent.available {
         let version = agent.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
         let message = format!("{}{version} is installed", agent.name);
@@ -285,6 +289,10 @@ fn check_agent(agent: Agent) -> DoctorFinding {
             }
             _ => ok_finding("agent", message),
         };
+    }
+    if let Some(program) = own_program {
+        let message = format!("{} is in your PATH, but not in the daemon's: {program}", agent.name);
+        return ok_finding("agent", message);
     }
     let advice = agent.install.unwrap_or_else(|| "its program is not on the daemon's PATH".to_owned());
     finding(DoctorLevel::Warn, "agent", format!("{} is not installed", agent.name), &advice)
@@ -357,10 +365,14 @@ mod tests {
         assert!(!is_older("2.1.325", "2.1.325") && !is_older("3.0", "2.1.325"));
         let found = |version: &str| {
             let (version, tested) = (Some(version.to_owned()), Some("2.0.0".to_owned()));
-            check_agent(Agent { name: "a".to_owned(), available: true, version, tested, ..Agent::default() })
+            let name = "a".to_owned();
+            check_agent(Agent { name, available: true, version, tested, ..Agent::default() }, None)
         };
         assert_eq!((found("1.9.9").level, found("2.0.0").level), (DoctorLevel::Warn, DoctorLevel::Ok));
         assert_eq!(found("2.0.0").message, "a 2.0.0 is installed");
+        let missing = || Agent { name: "a".to_owned(), ..Agent::default() };
+        assert_eq!(check_agent(missing(), None).level, DoctorLevel::Warn);
+        assert_eq!(check_agent(missing(), Some("/opt/a".to_owned())).level, DoctorLevel::Ok);
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! `qd ps --fleet`: lists fleets, or the sessions of one fleet.
 
-use qd_protocol::api::{Session, SessionStatus, Workspace};
+use qd_protocol::api::{HaltStatus, Session, SessionStatus, Workspace};
 use qd_protocol::fleet::{Fleet, FleetSession};
 use qd_protocol::{Millis, SessionId};
 use std::collections::HashMap;
 
 use super::VerbContext;
+use super::answer::PENDING_PATH;
+use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, Result};
 use crate::refs;
-use crate::render::session_cells::ShownIds;
+use crate::render::session_cells::{self, ShownIds};
+use crate::render::session_table::{SessionListFacts, count_asks};
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -70,9 +73,8 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
         text::wire_name(&view.state),
         text::first_line(&view.task, TASK_CHARS)
     ));
-    let ids = view.sessions.values().map(|member| member.session_id.to_string()).collect();
-    let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
-    let table = members_table(&view, &sessions, &ids);
+    let facts = fetch_facts(context, &client, &view).await?;
+    let table = members_table(&view, &sessions, &facts);
     context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     for problem in &view.problems {
         context.out.print_note(problem);
@@ -80,15 +82,41 @@ async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     Ok(CliExitCode::Success)
 }
 
-fn members_table(fleet: &Fleet, sessions: &HashMap<SessionId, Session>, ids: &ShownIds) -> TextTable {
+/// What the list of members says besides the sessions themselves.
+async fn fetch_facts(
+    context: &VerbContext,
+    client: &DaemonClient,
+    fleet: &Fleet,
+) -> Result<SessionListFacts> {
+    let mut facts = SessionListFacts { queue_reason: "no free slot", ..SessionListFacts::default() };
+    let ids = fleet.sessions.values().map(|member| member.session_id.to_string()).collect();
+    facts.ids = refs::shown_ids(&context.out, client, &refs::WATCHED_KINDS, ids).await?;
+    if !fleet.state.is_final() {
+        facts.open_asks = count_asks(&client.list(PENDING_PATH).await?);
+        if client.get::<HaltStatus>("/v1/halt").await?.halted {
+            facts.queue_reason = "halted";
+        }
+    }
+    Ok(facts)
+}
+
+/// The sessions of a fleet, each with what it does or how its last run ended.
+fn members_table(
+    fleet: &Fleet,
+    sessions: &HashMap<SessionId, Session>,
+    facts: &SessionListFacts,
+) -> TextTable {
     let mut table = TextTable::new(&["NAME", "ID", "AGENT", "STATE", "COST"]);
     for (name, member) in &fleet.sessions {
         let session = sessions.get(&member.session_id);
         table.add_row([
             name.clone(),
-            ids.shown(&member.session_id),
+            facts.ids.shown(&member.session_id),
             session.map_or_else(|| "-".to_owned(), |session| session.agent.clone()),
-            text::wire_name(&member.state),
+            session.map_or_else(
+                || text::wire_name(&member.state),
+                |session| session_cells::describe_state(session, facts.asks_of(session), facts.queue_reason),
+            ),
             session.map_or_else(|| "-".to_owned(), |session| text::format_dollars(session.usage.cost_usd)),
         ]);
     }
@@ -109,7 +137,9 @@ fn count_sessions(fleet: &Fleet) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::session_cells::tests::ended_session;
     use crate::render::view_snapshot::assert_view;
+    use qd_protocol::event::FinishReason;
     use serde_json::json;
 
     #[test]
@@ -145,9 +175,10 @@ mod tests {
             "created_at": Millis(0), "updated_at": Millis(0),
         }))
         .unwrap();
-        let sessions = HashMap::from([(lead.id.clone(), lead)]);
+        let review = ended_session("ses_b07hx2k1m9d4vq8s", FinishReason::Error, 0);
+        let sessions = HashMap::from([(lead.id.clone(), lead), (review.id.clone(), review)]);
         assert_view("fleet_members", |style, width| {
-            members_table(&running, &sessions, &ShownIds::default()).render(style, width)
+            members_table(&running, &sessions, &SessionListFacts::default()).render(style, width)
         });
     }
 }

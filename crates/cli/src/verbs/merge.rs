@@ -15,9 +15,10 @@ const MAX_LINE_RANGES: usize = 5;
 pub(crate) async fn merge(context: &VerbContext, id: &str, request: &MergeRequest) -> Result<CliExitCode> {
     let client = context.client().await?;
     let session = refs::resolve_session(&client, id).await?;
-    if !context.out.json {
-        warn_of_overlaps(context, &client, &session).await?;
-    }
+    let own = match context.out.json {
+        true => None,
+        false => warn_of_overlaps(context, &client, &session).await?,
+    };
     let merged: MergeResult = match client.post(&format!("{}/merge", session.path()), request).await {
         Ok(merged) => merged,
         Err(CliFailure::Refused(refusal)) if refusal.error.code == "merge_conflict" => {
@@ -25,7 +26,8 @@ pub(crate) async fn merge(context: &VerbContext, id: &str, request: &MergeReques
             let conflicts: Vec<MergeConflict> = serde_json::from_value(conflicts).unwrap_or_default();
             if !context.out.json {
                 print_conflicts(context, &conflicts);
-                let base = request.into.as_deref().unwrap_or("the branch that it started from");
+                let base = request.into.as_deref().or(own.as_ref().and_then(|own| own.target.as_deref()));
+                let base = base.unwrap_or("the branch that it started from");
                 context.out.print_note(&format!(
                     "nothing was changed. Let the agent resolve it, then merge again:\n    \
                      qd send {id} 'merge {base} into your branch and resolve the conflicts'\n    qd merge {id}"
@@ -43,14 +45,14 @@ pub(crate) async fn merge(context: &VerbContext, id: &str, request: &MergeReques
     Ok(CliExitCode::Success)
 }
 
-/// Prints which other sessions changed the same lines, before anything is merged.
+/// Prints which other sessions changed the same lines, before anything is merged. Returns the worktree of this one.
 async fn warn_of_overlaps(
     context: &VerbContext,
     client: &DaemonClient,
     session: &ResolvedSession,
-) -> Result<()> {
+) -> Result<Option<Worktree>> {
     let all: Vec<Worktree> = client.list("/v1/worktrees").await?;
-    let own = all.iter().find(|worktree| worktree.session_id == session.id);
+    let own = all.into_iter().find(|worktree| worktree.session_id == session.id);
     for overlap in own.iter().flat_map(|own| &own.overlaps) {
         context.out.print_note(&format!(
             "{} changed the same lines: {}",
@@ -58,7 +60,7 @@ async fn warn_of_overlaps(
             describe_overlap(overlap)
         ));
     }
-    Ok(())
+    Ok(own)
 }
 
 /// The files and lines of an overlap, on one line.

@@ -57,6 +57,21 @@ impl<'a> OpenAsks<'a> {
         self.asks.first().filter(|_| self.is_interactive())
     }
 
+    /// Prints the prompt for the ask that a typed line answers.
+    pub(super) fn show_prompt(&self) {
+        if self.awaiting_answer().is_some() {
+            self.out.print_prompt(&ask::prompt_for_first(&self.asks, self.out.err_width()));
+        }
+    }
+
+    /// Prints the ask that a typed line answers, as a whole, and the prompt for it.
+    pub(super) fn show_first(&self) {
+        if self.awaiting_answer().is_some() {
+            let (style, width) = (self.out.err_style(), self.out.err_width());
+            self.out.print_prompt(&ask::first_with_prompt(&self.asks, style, width));
+        }
+    }
+
     /// Whether to read what is typed: an answer, or a line that came before the next question and must not answer it.
     pub(super) fn takes_lines(&self) -> bool {
         self.is_interactive() && (!self.asks.is_empty() || self.stdin.has_begun())

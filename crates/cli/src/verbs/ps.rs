@@ -72,13 +72,22 @@ pub(crate) async fn ps(
 
 fn passes(session: &Session, filter: &SessionCondition) -> bool {
     match filter {
-        SessionCondition::State(state) => text::wire_name(&session.state) == *state,
+        SessionCondition::State(state) => {
+            text::wire_name(&session.state) == *state || has_ended_as(session, state)
+        }
         SessionCondition::Agent(agent) => session.agent == *agent,
         SessionCondition::Title(part) => {
             let title = session.title.as_ref().or(session.auto_title.as_ref());
             title.is_some_and(|title| title.to_lowercase().contains(part))
         }
     }
+}
+
+/// Whether a session is at rest after a run that ended so.
+fn has_ended_as(session: &Session, outcome: &str) -> bool {
+    let last =
+        session.last_run.as_ref().filter(|_| session.state == SessionStatus::Idle && session.queued == 0);
+    last.is_some_and(|last| session_cells::outcome_word(last.finish_reason) == outcome)
 }
 
 /// Whether the default view shows a session: it is busy, or something happened recently.
@@ -91,10 +100,13 @@ fn describe_left_out(count: usize) -> String {
     format!("{count} session{plural} without activity for a day not shown; `qd ps -a` shows all")
 }
 
-/// Why agents are not confined, once for each reason.
+/// Why agents are not confined, once for each agent and reason.
 fn explain_unconfined(sessions: &[Session]) -> BTreeSet<String> {
-    let reasons = sessions.iter().filter_map(|session| session.sandbox.as_ref()?.why.as_ref());
-    reasons.map(|why| format!("not confined: {why}")).collect()
+    let reason = |session: &Session| {
+        let why = session.sandbox.as_ref()?.why.as_ref()?;
+        Some(format!("{} is not confined: {why}", session.agent))
+    };
+    sessions.iter().filter_map(reason).collect()
 }
 
 async fn fetch_facts(
@@ -152,5 +164,14 @@ mod tests {
         assert!(!passes(SessionCondition::Agent("ech".to_owned())));
         assert!(passes(SessionCondition::Title("night".to_owned())));
         assert!(!passes(SessionCondition::Title("day".to_owned())));
+    }
+
+    #[test]
+    fn a_filter_takes_the_words_of_the_state_column() {
+        let failed = ended_session("ses_1", FinishReason::Timeout, NOW.0);
+        for (state, passed) in [("timed out", true), ("idle", true), ("done", false), ("failed", false)] {
+            assert_eq!(super::passes(&failed, &SessionCondition::State(state.to_owned())), passed, "{state}");
+        }
+        assert!(!super::passes(&waiting_session("ses_1"), &SessionCondition::State("done".to_owned())));
     }
 }

@@ -1,6 +1,6 @@
 //! `qd queue`: the runs that wait in a session's queue, their removal and their order.
 
-use qd_protocol::api::{QueueEntry, QueueMove, QueuePlace};
+use qd_protocol::api::{QueueEntry, QueueMove, QueuePlace, ReferenceKind};
 use qd_protocol::{Millis, RunId};
 use serde_json::Value;
 
@@ -77,11 +77,14 @@ async fn list_queue(context: &VerbContext, client: &DaemonClient, path: &str) ->
         context.out.print_json(&queue)?;
         return Ok(CliExitCode::Success);
     }
+    let ids = queue.iter().map(|entry| entry.run_id.to_string()).collect();
+    let kinds = [ReferenceKind::Session, ReferenceKind::Run];
+    let ids = refs::shown_ids(&context.out, client, &kinds, ids).await?;
     let now = Millis::now();
-    let mut table = TextTable::new(&["RUN", "POSITION", "AGE", "PROMPT"]);
+    let mut table = TextTable::new(&["RUN", "PLACE", "AGE", "PROMPT"]);
     for entry in queue {
         table.add_row([
-            entry.run_id.to_string(),
+            ids.shown(&entry.run_id),
             entry.position.to_string(),
             text::format_age(entry.accepted_at, now),
             text::first_line(&entry.prompt, PROMPT_CHARS),

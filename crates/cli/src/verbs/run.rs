@@ -97,7 +97,8 @@ async fn open_session(
         env,
         ..NewSession::default()
     };
-    let session: Session = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await?;
+    let created = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await;
+    let session: Session = created.map_err(|failure| workspace::with_own_path(client, failure))?;
     Ok((ResolvedSession { workspace: workspace.id.to_string(), id: session.id }, name))
 }
 

@@ -118,7 +118,7 @@ impl<'a> RunWatcher<'a> {
                 }
                 line = self.open_asks.next_line(), if self.open_asks.awaiting_answer().is_some() => {
                     if self.open_asks.handle_line(line).await? == AnswerOutcome::Refused {
-                        self.prompt_for_answer();
+                        self.open_asks.show_prompt();
                     }
                 }
                 _ = ticks.tick(), if self.out.err_tty && !self.out.json && self.open_asks.is_empty() => {
@@ -166,7 +166,7 @@ impl<'a> RunWatcher<'a> {
             Some(EventBody::AskOpened(opened)) => return self.handle_ask(opened.ask).await,
             Some(EventBody::AskResolved(resolved)) => {
                 self.open_asks.remove(&resolved.ask_id);
-                self.prompt_for_answer();
+                self.open_asks.show_first();
             }
             Some(EventBody::RunFinished(finished)) => {
                 return Ok(Some(self.exit_code(finished.finish_reason)));
@@ -211,7 +211,7 @@ impl<'a> RunWatcher<'a> {
                 let request =
                     AnswerRequest { decision: Some("deny".to_owned()), reason, ..AnswerRequest::default() };
                 if self.open_asks.send_answer(&ask, request).await? == AnswerOutcome::Refused {
-                    self.prompt_for_answer();
+                    self.open_asks.show_prompt();
                 }
                 return Ok(None);
             }
@@ -229,7 +229,7 @@ impl<'a> RunWatcher<'a> {
         }
         self.show_ask(&ask);
         self.open_asks.push(ask);
-        self.prompt_for_answer();
+        self.open_asks.show_prompt();
         Ok(None)
     }
 
@@ -240,13 +240,6 @@ impl<'a> RunWatcher<'a> {
         }
         if !self.open_asks.is_interactive() {
             self.out.print_stderr(&ask::answer_commands(ask));
-        }
-    }
-
-    /// Prints the prompt for the oldest open ask.
-    fn prompt_for_answer(&self) {
-        if let Some(ask) = self.open_asks.awaiting_answer() {
-            self.out.print_prompt(&ask::answer_prompt(ask));
         }
     }
 

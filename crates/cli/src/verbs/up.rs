@@ -30,23 +30,25 @@ pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCo
     let workspace = workspace::open_workspace(&client, flags.dir.as_deref()).await?;
     let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
     let names = spec.sessions.values().map(|member| member.agent.as_str());
-    let env = workspace::passed_variables(&workspace, &agents, names);
-    let new = NewFleet { spec: text.into(), task: flags.task.clone(), env };
+    let env = workspace::passed_variables(&workspace, &agents, names.clone());
+    let own_program =
+        |name: &str| Some((name.to_owned(), workspace::own_program(&client, &workspace, &agents, name)?));
+    let programs = names.filter_map(own_program).collect();
+    let new = NewFleet { spec: text.into(), task: flags.task.clone(), env, programs };
+    let refused = |failure| with_file_name(&flags.file, workspace::with_own_path(&client, failure));
     let path = format!("/v1/workspaces/{}/fleets", workspace.id);
     if flags.plan {
         let checked = client.post::<serde_json::Value>(&format!("{path}/check"), &new).await;
-        checked.map_err(|failure| with_file_name(&flags.file, failure))?;
+        checked.map_err(refused)?;
         return Ok(CliExitCode::Success);
     }
     if flags.detach {
-        let fleet: Fleet =
-            client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
+        let fleet: Fleet = client.post(&path, &new).await.map_err(refused)?;
         return print_detached(context, &fleet);
     }
     // Open the stream before the fleet starts, so no event is missed.
     let stream = EventStream::from_now(&client, &format!("/v1/workspaces/{}/events", workspace.id)).await?;
-    let fleet: Fleet =
-        client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
+    let fleet: Fleet = client.post(&path, &new).await.map_err(refused)?;
     FleetWatcher::new(&context.out, &client, fleet, &spec, FleetWatchMode::Started).watch(stream).await
 }
 

@@ -7,6 +7,8 @@ use super::VerbContext;
 use crate::args::{WorkerTokenArgs, WorkersVerb};
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::refs;
+use crate::render::session_cells::ShownIds;
 use crate::render::table::TextTable;
 use crate::render::text;
 
@@ -24,7 +26,9 @@ pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
     if workers.is_empty() {
         context.out.print_note("no agents are running");
     } else {
-        print_table(context, &table(workers, Millis::now()))?;
+        let ids = workers.iter().map(|worker| worker.session_id.to_string()).collect();
+        let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
+        print_table(context, &table(workers, &ids, Millis::now()))?;
     }
     if !joined.is_empty() {
         context.out.print_line("")?;
@@ -49,13 +53,13 @@ fn print_table(context: &VerbContext, table: &TextTable) -> Result<()> {
     Ok(context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?)
 }
 
-fn table(workers: Vec<Worker>, now: Millis) -> TextTable {
+fn table(workers: Vec<Worker>, ids: &ShownIds, now: Millis) -> TextTable {
     let mut table = TextTable::new(&["SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES", "WORKER"]);
     for worker in workers {
         let processes: Vec<String> =
             worker.processes.iter().map(|process| format!("{}({})", process.name, process.pid)).collect();
         table.add_row([
-            worker.session_id.to_string(),
+            ids.shown(&worker.session_id),
             worker.agent,
             worker.host.unwrap_or_else(|| "here".to_owned()),
             worker.pid.to_string(),
@@ -241,7 +245,9 @@ mod tests {
             worker("wrk_5k1xq2m8fz0p7t3c", None, json!([process("claude", 4712), process("node", 4713)])),
             worker("wrk_h2c9v4n6b8m1q3w5", Some("ml-box.lan"), json!([])),
         ];
-        assert_view("workers", |style, width| table(workers.to_vec(), NOW).render(style, width));
+        assert_view("workers", |style, width| {
+            table(workers.to_vec(), &ShownIds::default(), NOW).render(style, width)
+        });
 
         let machine = |name: &str, connected| JoinedWorker {
             name: name.to_owned(),

@@ -66,18 +66,42 @@ pub(super) fn own_program(
     agents: &[Agent],
     name: &str,
 ) -> Option<String> {
+    match agents.iter().find(|agent| agent.name == name) {
+        Some(agent) => own_program_of(client, agent),
+        None => {
+            let described = qd_catalog::manifest_from_name_in(name, Path::new(&workspace.path)).ok()?;
+            find_own_program(client, &programs::searched_name(&described)?)
+        }
+    }
+}
+
+/// The same for an agent that the daemon lists.
+pub(super) fn own_program_of(client: &DaemonClient, agent: &Agent) -> Option<String> {
+    let found = find_own_program(client, agent.command.as_deref()?)?;
+    Some(found).filter(|found| agent.program.as_ref() != Some(found))
+}
+
+fn find_own_program(client: &DaemonClient, command: &str) -> Option<String> {
     if !matches!(client.host(), DaemonHost::Unix(_)) {
         return None;
     }
-    let (command, program) = match agents.iter().find(|agent| agent.name == name) {
-        Some(agent) => (agent.command.clone()?, agent.program.as_deref()),
-        None => {
-            let described = qd_catalog::manifest_from_name_in(name, Path::new(&workspace.path)).ok()?;
-            (programs::searched_name(&described)?, None)
+    let found = std::path::absolute(programs::find_on_path(command)?).ok()?;
+    found.into_os_string().into_string().ok()
+}
+
+/// Adds to a refusal because of a missing agent that the `PATH` of this process was searched too.
+pub(super) fn with_own_path(client: &DaemonClient, failure: CliFailure) -> CliFailure {
+    match failure {
+        CliFailure::Refused(mut refusal)
+            if refusal.error.code == "agent_unavailable" && matches!(client.host(), DaemonHost::Unix(_)) =>
+        {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let message = &refusal.error.message;
+            refusal.error.message = format!("{message}\nyour own PATH was searched too: {}", path.display());
+            CliFailure::Refused(refusal)
         }
-    };
-    let found = std::path::absolute(programs::find_on_path(&command)?).ok()?;
-    found.into_os_string().into_string().ok().filter(|found| Some(found.as_str()) != program)
+        other => other,
+    }
 }
 
 /// The variables of `--env`: `NAME=VALUE`, or `NAME` for the value that it has here.

@@ -9,6 +9,8 @@ use super::merge::describe_overlap;
 use super::stdin_lines::StdinLines;
 use crate::client::DaemonClient;
 use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::refs;
+use crate::render::session_cells::ShownIds;
 use crate::render::table::TextTable;
 use crate::render::text;
 use crate::render::visible_text::show_prose;
@@ -22,7 +24,9 @@ pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
         context.out.print_json(&all)?;
         return Ok(CliExitCode::Success);
     }
-    context.out.print_data(&table(&all).render(context.out.out_style(), context.out.width()))?;
+    let ids = all.iter().map(|worktree| worktree.session_id.to_string()).collect();
+    let ids = refs::shown_ids(&context.out, &client, &refs::WATCHED_KINDS, ids).await?;
+    context.out.print_data(&table(&all, &ids).render(context.out.out_style(), context.out.width()))?;
     for worktree in &all {
         if let Some(problem) = &worktree.problem {
             context.out.print_note(&format!("{}: {problem}", worktree.session_id));
@@ -39,7 +43,7 @@ pub(crate) async fn list(context: &VerbContext) -> Result<CliExitCode> {
     Ok(CliExitCode::Success)
 }
 
-fn table(all: &[Worktree]) -> TextTable {
+fn table(all: &[Worktree], ids: &ShownIds) -> TextTable {
     let mut table = TextTable::new(&["SESSION", "STATE", "SIZE", "BRANCH", "TITLE", "PATH"]);
     table.set_min_width(1, usize::MAX);
     table.keep_ends(5);
@@ -50,7 +54,7 @@ fn table(all: &[Worktree]) -> TextTable {
             (None, Some(_)) => "-".to_owned(),
         };
         table.add_row([
-            worktree.session_id.to_string(),
+            ids.shown(&worktree.session_id),
             describe_state(worktree),
             text::format_size(worktree.size_bytes),
             worktree.branch.clone(),
@@ -270,6 +274,6 @@ mod tests {
             ..worktree("ses_c99pl3w7n2f5zt6r", None)
         };
         let all = [open, merged, purged];
-        assert_view("worktrees", |style, width| table(&all).render(style, width));
+        assert_view("worktrees", |style, width| table(&all, &ShownIds::default()).render(style, width));
     }
 }

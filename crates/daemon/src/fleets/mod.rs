@@ -67,20 +67,29 @@ impl FleetAddress {
     }
 }
 
+/// What a fleet's agents get of whoever starts it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FleetEnvironment<'a> {
+    /// Variables, of which each agent gets those that its manifest lists.
+    pub(crate) env: &'a BTreeMap<String, String>,
+    /// The paths of agents' programs, by the name of the agent.
+    pub(crate) programs: &'a BTreeMap<String, String>,
+}
+
 impl Daemon {
     /// Starts a fleet. The fleet and all its sessions are journalled in one transaction, or not at all.
     pub(crate) async fn start_fleet(
         self: &Arc<Self>,
         workspace: &WorkspaceEntry,
         spec: FleetSpec,
-        env: &BTreeMap<String, String>,
+        given: FleetEnvironment<'_>,
         actor: &EventActor,
         key: Option<IdempotencyKey>,
     ) -> Result<Fleet, ApiError> {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet =
             FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
-        let uncommitted = self.build_members(workspace, &fleet, &spec, env, actor).await?;
+        let uncommitted = self.build_members(workspace, &fleet, &spec, given, actor).await?;
         let names = spec.sessions.keys().cloned();
         let ids = uncommitted.iter().map(|(member, _)| member.session.id.clone());
         let sessions = names.zip(ids).collect();
@@ -136,13 +145,13 @@ impl Daemon {
         self: &Arc<Self>,
         workspace: &WorkspaceEntry,
         spec: &FleetSpec,
-        env: &BTreeMap<String, String>,
+        given: FleetEnvironment<'_>,
     ) -> Result<(), ApiError> {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet =
             FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
         // Nothing of it is written, so nobody is its actor.
-        self.build_members(workspace, &fleet, spec, env, &EventActor::DAEMON).await.map(drop)
+        self.build_members(workspace, &fleet, spec, given, &EventActor::DAEMON).await.map(drop)
     }
 
     /// Builds all member sessions in the order of their names, each with the variables that its agent gets. A problem
@@ -152,22 +161,23 @@ impl Daemon {
         workspace: &WorkspaceEntry,
         fleet: &FleetAddress,
         spec: &FleetSpec,
-        env: &BTreeMap<String, String>,
+        given: FleetEnvironment<'_>,
         actor: &EventActor,
     ) -> Result<Vec<(UncommittedSession, BTreeMap<String, String>)>, ApiError> {
-        check_env(env)?;
+        check_env(given.env)?;
         let with_worktree = spec.sessions.iter().find(|(_, member)| member.worktree);
         let layout = match with_worktree {
             Some((name, _)) => {
                 let layout = self.worktree_layout(workspace, spec.base_branch.as_deref()).await;
+                let setting = if spec.base_branch.is_some() { "base_branch" } else { "worktree" };
                 Some(layout.map_err(|error| {
-                    error.with_detail("session", name.as_str()).with_detail("setting", "worktree")
+                    error.with_detail("session", name.as_str()).with_detail("setting", setting)
                 })?)
             }
             None => None,
         };
         let members = spec.sessions.iter().map(|(name, member)| {
-            self.build_member(workspace, fleet, (name, member), layout.as_ref(), env, actor)
+            self.build_member(workspace, fleet, (name, member), layout.as_ref(), given, actor)
                 .map_err(|error| member_error(name, error))
         });
         members.collect()
@@ -180,13 +190,14 @@ impl Daemon {
         fleet: &FleetAddress,
         (name, member): (&str, &FleetMember),
         layout: Option<&WorktreeLayout>,
-        env: &BTreeMap<String, String>,
+        given: FleetEnvironment<'_>,
         actor: &EventActor,
     ) -> Result<(UncommittedSession, BTreeMap<String, String>), ApiError> {
         let allowed = self.workers.agent(&member.agent, &workspace.path)?.env;
-        let env = qd_catalog::select_variables(&allowed, env.clone().into_iter());
+        let env = qd_catalog::select_variables(&allowed, given.env.clone().into_iter());
         let membership = FleetMembership { fleet_id: fleet.id.clone(), name: name.to_owned() };
-        let new = member_settings(name, member, env.clone());
+        let program = given.programs.get(&member.agent).cloned();
+        let new = NewSession { program, ..member_settings(name, member, env.clone()) };
         Ok((self.build_session(workspace, new, layout, Some(membership), Some(fleet.key), actor)?, env))
     }
 

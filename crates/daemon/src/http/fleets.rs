@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request, State};
+use axum::extract::{Extension, FromRequest, Request, State};
 use axum::http::{StatusCode, header};
 use qd_core::fleet::FleetCommand;
 use qd_fleetfile::FleetFileProblem;
@@ -28,8 +28,8 @@ use super::extract::{KeyedBody, PathIds, Query};
 use super::idempotency::{ResponseRecording, run_once};
 use super::list::{ListPage, ListQuery, page_limit, parse_after};
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{HttpError, Json, OptionalJson, internal_error, read_whole_body};
-use crate::fleets::FleetActorReply;
+use crate::edge::{ConnectionPeer, HttpError, Json, OptionalJson, internal_error, read_whole_body};
+use crate::fleets::{FleetActorReply, FleetEnvironment};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -55,7 +55,8 @@ impl<S: Send + Sync> FromRequest<S> for FleetRequest {
         let body: Bytes = read_whole_body(request.into_body()).await?;
         let text = String::from_utf8(body.into())
             .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a fleet file must be text in UTF-8"))?;
-        Ok(Self(NewFleet { spec: text.into(), task: None, env: BTreeMap::new() }))
+        let (env, programs) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self(NewFleet { spec: text.into(), task: None, env, programs }))
     }
 }
 
@@ -76,12 +77,15 @@ async fn start_fleet(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
     PathIds(workspace): PathIds<WorkspaceId>,
+    peer: Option<Extension<ConnectionPeer>>,
     KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
 ) -> Result<(StatusCode, Json<Fleet>), HttpError> {
+    check_programs(&new, peer.as_ref())?;
     let entry = daemon.workspaces.get(&workspace)?;
     let (text, spec) = read_spec(&new)?;
     let start = |key| async {
-        let started = Box::pin(daemon.start_fleet(&entry, spec, &new.env, &caller.actor, key)).await;
+        let given = FleetEnvironment { env: &new.env, programs: &new.programs };
+        let started = Box::pin(daemon.start_fleet(&entry, spec, given, &caller.actor, key)).await;
         Ok((started.map_err(|error| locate(&text, error))?, ResponseRecording::WrittenWithEffect))
     };
     Ok((StatusCode::CREATED, Json(run_once(&daemon, key, start).await?)))
@@ -107,16 +111,28 @@ struct FleetCheck {
 async fn check_fleet(
     State(daemon): State<Arc<Daemon>>,
     PathIds(workspace): PathIds<WorkspaceId>,
+    peer: Option<Extension<ConnectionPeer>>,
     KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
 ) -> Result<Json<FleetCheck>, HttpError> {
+    check_programs(&new, peer.as_ref())?;
     let entry = daemon.workspaces.get(&workspace)?;
     let (text, spec) = read_spec(&new)?;
     let check = |_| async {
-        Box::pin(daemon.check_fleet(&entry, &spec, &new.env)).await.map_err(|error| locate(&text, error))?;
+        let given = FleetEnvironment { env: &new.env, programs: &new.programs };
+        Box::pin(daemon.check_fleet(&entry, &spec, given)).await.map_err(|error| locate(&text, error))?;
         let sessions = spec.sessions.into_keys().collect();
         Ok((FleetCheck { sessions }, ResponseRecording::NotWritten))
     };
     Ok(Json(run_once(&daemon, key, check).await?))
+}
+
+/// Whoever may choose programs can run anything as this user. Over the socket that is the user anyway.
+fn check_programs(new: &NewFleet, peer: Option<&Extension<ConnectionPeer>>) -> Result<(), ApiError> {
+    if !new.programs.is_empty() && !matches!(peer, Some(Extension(ConnectionPeer::Unix { .. }))) {
+        let message = "`programs` is only accepted over the daemon's socket; leave it out";
+        return Err(ApiError::new(ErrorCode::InvalidValue, message));
+    }
+    Ok(())
 }
 
 /// The text of a fleet, and what it declares.

@@ -184,7 +184,11 @@ fn remove_checked(
 
 fn worktree_path(session: &Session) -> Result<PathBuf, ApiError> {
     session.worktree.as_deref().map(PathBuf::from).ok_or_else(|| {
-        let message = format!("session {} works in its workspace and has no worktree of its own", session.id);
+        let message = format!(
+            "session {} works in its workspace and has no worktree of its own; a session that is started with \
+             `qd run --worktree` has one",
+            session.id
+        );
         ApiError::new(ErrorCode::NoWorktree, message)
     })
 }

@@ -43,6 +43,20 @@ fn an_ask_says_what_is_wanted_and_how_to_answer() {
     assert_eq!(plain(&question(&["red", "blue"]), None), "ask ask_1: Which?\n    1. red\n    2. blue\n");
 }
 
+#[test]
+fn one_of_several_asks_is_named_by_its_prompt() {
+    let ask = Ask { input: json!({"command": "cd build\nrm -rf *"}), ..permission(Risk::High) };
+    let asks = [ask, question(&[])];
+    assert_eq!(prompt_for_first(&asks[1..], Some(80)), "answer: ");
+    assert_eq!(
+        prompt_for_first(&asks, Some(80)),
+        "2 asks are open. This answers ask_1:\n    Bash: cd build +1 line\nallow? y(es once), n(o), or say why not: "
+    );
+    let again = first_with_prompt(&asks, TextStyle::new(false), Some(80));
+    assert!(again.contains("    | rm -rf *\n") && again.ends_with("say why not: "), "{again}");
+    assert_eq!(first_with_prompt(&[], TextStyle::new(false), None), "");
+}
+
 /// The ask without colour.
 fn plain(ask: &Ask, width: Option<usize>) -> String {
     format_ask(ask, TextStyle::new(false), width)

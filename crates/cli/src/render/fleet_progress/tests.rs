@@ -164,3 +164,12 @@ fn a_fleet_that_ended_is_summarised_and_every_step_was_a_line() {
     let summary = fleet.progress.summary(TextStyle::new(false));
     insta::assert_snapshot!(format!("{}\n{}\n\n{summary}", fleet.lines, fleet.screen(4003, 100, 24)));
 }
+
+#[test]
+fn the_clock_of_a_fleet_stops_when_it_ends() {
+    let mut fleet = half_way();
+    let ended = json!({"fleet_id": "fleet_1", "state": "cancelled", "result": null});
+    fleet.event(65, "", "fleet.finished", ended);
+    let screen = fleet.screen(4000, 80, 24);
+    assert!(screen.starts_with("cancelled  1:05"), "{screen}");
+}
