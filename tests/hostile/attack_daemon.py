@@ -53,7 +53,7 @@ def home_inotify():
     watch = kernel.libc.inotify_init()
     if kernel.libc.inotify_add_watch(watch, os.path.join(FACTS["home"], "hostile").encode(), 0x20) < 0:
         raise OSError("no such folder")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S / 2
     while time.monotonic() < deadline:
         if b"home_read" in os.read(watch, 4096):
             return tell("home_inotify", "home_read")
@@ -257,7 +257,7 @@ def orphan_answers():
             except OSError:
                 pass
     # It is adopted once both are gone.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S / 2
     while os.getppid() in (PIDS["keeper"], PIDS["worker"]) and time.monotonic() < deadline:
         time.sleep(0.01)
     answer("orphan_answers", daemon_socket())
@@ -265,7 +265,7 @@ def orphan_answers():
 
 def kill_daemon():
     os.kill(PIDS["daemon"], signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S / 2
     while os.path.exists(f"/proc/{PIDS['daemon']}/fd/0") and time.monotonic() < deadline:
         time.sleep(0.01)
 

@@ -163,7 +163,9 @@ impl HostileAttack {
             let is_answered = self.found(way).is_some_and(|answer| answer.starts_with("HTTP/1.1 200"));
             possible.insert(way, Some(is_answered));
         }
-        possible.insert("setuid", Some(self.found("setuid").is_some_and(|found| found == ROOT_SECRET)));
+        if possible["setuid"].is_some() {
+            possible.insert("setuid", Some(self.found("setuid").is_some_and(|found| found == ROOT_SECRET)));
+        }
         let is_killed = self.daemon.exit_status().is_some();
         possible.insert("kill_daemon", Some(is_killed));
         if is_killed {
@@ -193,10 +195,11 @@ impl HostileAttack {
         let facts = facts.display().to_string();
         let argv: Vec<&str> =
             [python.as_str(), &attacker, &facts].into_iter().chain(ways.iter().copied()).collect();
-        // The daemon may be dead before it can answer anything more, so the attacker's files say how far it is.
         session.prompt_script(&[spawn_detached(&argv)]).await;
-        let begun = format!("begun-{}", ways.join("-"));
-        poll_until("the attack", async || self.found(&begun)).await;
+        // From now on the daemon may be dead before it can answer anything, so the attacker's files say how far it is.
+        let named = |state: &str| format!("{state}-{}", ways.join("-"));
+        std::fs::write(self.world.out.join(named("go")), "go").unwrap();
+        poll_until("the attack", async || self.found(&named("begun"))).await;
         let is_ours =
             |args: &[String]| args.contains(&facts) && args.iter().any(|arg| arg.ends_with("attacker.py"));
         // A process that forks and exits while the list is read can be missed, but not again and again.
