@@ -14,7 +14,9 @@ use qd_testkit::processes::all_processes;
 use qd_testkit::{TestDaemon, TestHome, TestSession, poll_until, script::*};
 use serde_json::{Value, json};
 
-use table::{AttackColumn, AttackLevel, AttackOutcome, AttackUser, AttackWay, compare_with_page};
+use table::{
+    AttackColumn, AttackLevel, AttackOutcome, AttackUser, AttackWay, compare_with_page, ways_possible_before,
+};
 use world::HostileWorld;
 
 /// What the daemon and its workers have in their environment.
@@ -65,12 +67,19 @@ async fn attack_and_judge(column: AttackColumn) {
         attack.world.end_processes();
         attempts += 1;
         // Some ways are races with other processes, which the agent can lose. It can also try again.
-        let is_lost = |way: &AttackWay| {
-            !way.is_forbidden_at(column.level) && outcomes[way.name] == AttackOutcome::Prevented
+        let ways = AttackWay::all();
+        let known = ways_possible_before(column);
+        let is_open = |way: &AttackWay| match column.level {
+            AttackLevel::Off => !way.is_forbidden_at(column.level),
+            _ => known.contains(way.name),
         };
-        let loses_a_race = column.level == AttackLevel::Off && AttackWay::all().iter().any(is_lost);
-        if !loses_a_race || attempts == ATTEMPTS_MAX {
+        let is_lost = |way: &&AttackWay| is_open(way) && outcomes[way.name] == AttackOutcome::Prevented;
+        let lost: Vec<&AttackWay> = ways.iter().filter(is_lost).collect();
+        if lost.is_empty() || attempts == ATTEMPTS_MAX {
             break (attack, outcomes);
+        }
+        for way in lost {
+            println!("attempt {attempts}: {} failed; {}", way.name, attack.failure(way.name));
         }
     };
     for way in AttackWay::all() {
