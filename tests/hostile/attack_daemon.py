@@ -1,5 +1,6 @@
 """Ways of the hostile agent against the daemon, its workers and its home. The last ones end them."""
 
+import contextlib
 import glob
 import json
 import os
@@ -120,9 +121,10 @@ def inherited_descriptor():
 
 @way
 def any_descriptor():
-    """Whatever any process that it sees has open."""
+    """Whatever any process that it sees has open. Processes of other tests may have such a file too."""
     for path in glob.iglob("/proc/[0-9]*/fd/*/any_descriptor"):
-        return tell("any_descriptor", read(path))
+        with contextlib.suppress(OSError):
+            write(os.path.join(OUT, "any_descriptor"), read(path) + "\n")
 
 
 def other_variable(name):

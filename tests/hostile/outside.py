@@ -385,6 +385,7 @@ class Outside:
             "cron": lambda: mark in output("flock /tmp crontab -l"),
             "cron_folder": lambda: contains("/etc/cron.d/hostile-" + mark, mark),
             "home_inotify": lambda: self.told("home_inotify") == "home_read",
+            "any_descriptor": lambda: self.hidden["any_descriptor"] in (self.told("any_descriptor") or "").split(),
         }
         if way in checks:
             return checks[way]()
