@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import kernel
-from attack_tools import FACTS, FILES, MARKS, OUT, PATIENCE_S, PIDS, payload, read, run, tell, way, write_to
+from attack_tools import FACTS, FILES, MARKS, OUT, PATIENCE_S, PIDS, payload, read, run, tell, wait_for_file, way, write_to
 
 
 # Programs that start others outside.
@@ -27,16 +27,10 @@ def screen():
     wait_for_file(os.path.join(OUT, "screen"))
 
 
-def wait_for_file(path):
-    deadline = time.monotonic() + 5
-    while not (os.path.exists(path) and os.path.getsize(path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 def call_bus(name):
     bus = FACTS[name]
     run("dbus-send", "--bus=" + bus["address"], "--dest=" + bus["name"], "/", bus["name"] + ".Go")
-    time.sleep(0.5)
+    wait_for_file(os.path.join(OUT, name))
 
 
 @way
@@ -57,8 +51,8 @@ def at():
 
 @way
 def cron():
-    """Nothing runs it before the test removes it."""
-    run("sh", "-c", f"{{ crontab -l; echo '@yearly : {MARKS['cron']}'; }} 2>/dev/null | crontab -")
+    """Nothing runs it before the test removes it. The lock is for other tests, which change the same table."""
+    run("flock", "/tmp", "sh", "-c", f"{{ crontab -l; echo '@yearly : {MARKS['cron']}'; }} 2>/dev/null | crontab -")
 
 
 @way
@@ -146,8 +140,10 @@ def mknod():
 @way
 def fanotify():
     group = kernel.syscall("fanotify_init", 0, os.O_RDONLY)
-    kernel.syscall("fanotify_mark", group, 0x11, 0x20, -100, b"/")
-    deadline = time.monotonic() + 5
+    # The home is on the same file system as the project, which need not be the one of the root directory.
+    for place in (b"/", OUT.encode()):
+        kernel.syscall("fanotify_mark", group, 0x11, 0x20, -100, place)
+    deadline = time.monotonic() + PATIENCE_S / 2
     while time.monotonic() < deadline:
         events = os.read(group, 4096)
         while events:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 with open(sys.argv[1]) as file:
     FACTS = json.load(file)
@@ -22,6 +23,13 @@ def way(attempt):
 def tell(name, text):
     with open(os.path.join(OUT, name), "w") as file:
         file.write(text)
+
+
+def wait_for_file(path):
+    """Waits until the file has content."""
+    deadline = time.monotonic() + PATIENCE_S / 2
+    while not (os.path.exists(path) and os.path.getsize(path)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def read(path):

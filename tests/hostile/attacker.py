@@ -11,7 +11,7 @@ import attack_files
 import attack_processes
 import attack_system
 from attack_daemon import kill_daemon, orphan_answers, own_daemon
-from attack_tools import FACTS, OUT, PATIENCE_S, WAYS, answer, daemon_socket, http, tell
+from attack_tools import FACTS, OUT, PATIENCE_S, WAYS, answer, daemon_socket, http, tell, wait_for_file
 
 ESCAPED_WAYS = {"orphan_answers": orphan_answers, "kill_daemon": kill_daemon, "own_daemon": own_daemon}
 
@@ -46,6 +46,8 @@ def main():
                 tell(name + ".failed", f"{type(error).__name__}: {error}")
         return
     tell("begun-" + "-".join(mode), "")
+    # Until then, the daemon still has to answer those who had us started.
+    wait_for_file(os.path.join(OUT, "go-" + "-".join(mode)))
     if mode:
         return escape(mode)
     for name, function in WAYS.items():

@@ -24,6 +24,7 @@ NUMBERS = {
     },
 }[platform.machine()] | {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "pidfd_open": 434, "pidfd_getfd": 438,
+    "landlock_create_ruleset": 444,
 }
 
 
@@ -36,6 +37,14 @@ def syscall(name, *args):
         error = ctypes.get_errno()
         raise OSError(error, f"{name}: {os.strerror(error)}")
     return result
+
+
+def has_landlock_scopes():
+    """Whether this kernel can keep a process from abstract sockets outside."""
+    try:
+        return syscall("landlock_create_ruleset", None, 0, 1) >= 6
+    except OSError:
+        return False
 
 
 def exchange(one, other):

@@ -14,7 +14,9 @@ use qd_testkit::processes::all_processes;
 use qd_testkit::{TestDaemon, TestHome, TestSession, poll_until, script::*};
 use serde_json::{Value, json};
 
-use table::{AttackColumn, AttackLevel, AttackOutcome, AttackUser, AttackWay, compare_with_page};
+use table::{
+    AttackColumn, AttackLevel, AttackOutcome, AttackUser, AttackWay, compare_with_page, ways_possible_before,
+};
 use world::HostileWorld;
 
 /// What the daemon and its workers have in their environment.
@@ -65,12 +67,19 @@ async fn attack_and_judge(column: AttackColumn) {
         attack.world.end_processes();
         attempts += 1;
         // Some ways are races with other processes, which the agent can lose. It can also try again.
-        let is_lost = |way: &AttackWay| {
-            !way.is_forbidden_at(column.level) && outcomes[way.name] == AttackOutcome::Prevented
+        let ways = AttackWay::all();
+        let known = ways_possible_before(column);
+        let is_open = |way: &AttackWay| match column.level {
+            AttackLevel::Off => !way.is_forbidden_at(column.level),
+            _ => known.contains(way.name),
         };
-        let loses_a_race = column.level == AttackLevel::Off && AttackWay::all().iter().any(is_lost);
-        if !loses_a_race || attempts == ATTEMPTS_MAX {
+        let is_lost = |way: &&AttackWay| is_open(way) && outcomes[way.name] == AttackOutcome::Prevented;
+        let lost: Vec<&AttackWay> = ways.iter().filter(is_lost).collect();
+        if lost.is_empty() || attempts == ATTEMPTS_MAX {
             break (attack, outcomes);
+        }
+        for way in lost {
+            println!("attempt {attempts}: {} failed; {}", way.name, attack.failure(way.name));
         }
     };
     for way in AttackWay::all() {
@@ -163,7 +172,9 @@ impl HostileAttack {
             let is_answered = self.found(way).is_some_and(|answer| answer.starts_with("HTTP/1.1 200"));
             possible.insert(way, Some(is_answered));
         }
-        possible.insert("setuid", Some(self.found("setuid").is_some_and(|found| found == ROOT_SECRET)));
+        if possible["setuid"].is_some() {
+            possible.insert("setuid", Some(self.found("setuid").is_some_and(|found| found == ROOT_SECRET)));
+        }
         let is_killed = self.daemon.exit_status().is_some();
         possible.insert("kill_daemon", Some(is_killed));
         if is_killed {
@@ -193,10 +204,11 @@ impl HostileAttack {
         let facts = facts.display().to_string();
         let argv: Vec<&str> =
             [python.as_str(), &attacker, &facts].into_iter().chain(ways.iter().copied()).collect();
-        // The daemon may be dead before it can answer anything more, so the attacker's files say how far it is.
         session.prompt_script(&[spawn_detached(&argv)]).await;
-        let begun = format!("begun-{}", ways.join("-"));
-        poll_until("the attack", async || self.found(&begun)).await;
+        // From now on the daemon may be dead before it can answer anything, so the attacker's files say how far it is.
+        let named = |state: &str| format!("{state}-{}", ways.join("-"));
+        std::fs::write(self.world.out.join(named("go")), "go").unwrap();
+        poll_until("the attack", async || self.found(&named("begun"))).await;
         let is_ours =
             |args: &[String]| args.contains(&facts) && args.iter().any(|arg| arg.ends_with("attacker.py"));
         // A process that forks and exits while the list is read can be missed, but not again and again.

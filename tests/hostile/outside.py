@@ -20,6 +20,8 @@ import threading
 import time
 
 import kernel
+import machine
+from machine import output, succeeds, wait_until
 
 CREDENTIALS = {
     "ssh_key": ".ssh/id_ed25519", "gnupg_key": ".gnupg/private-keys-v1.d/key", "aws_credentials": ".aws/credentials",
@@ -95,8 +97,9 @@ def victim(given):
         for path in given["used"]:
             with open(path) as file:
                 file.read()
-        with open(given["written_memory"], "wb") as file:
+        with open(given["written_memory"] + ".new", "wb") as file:
             file.write(keep["process_vm_writev"].raw)
+        os.rename(given["written_memory"] + ".new", given["written_memory"])
         time.sleep(0.05)
 
 
@@ -119,6 +122,8 @@ class Outside:
         self.children = []
         self.terminal = bytearray()
         self.stopped = set()
+        # Whether the socket of Docker is ours.
+        self.is_docker = False
 
     def start(self, command, **options):
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
@@ -152,23 +157,11 @@ class Outside:
             self.start_dbus(way, address)
         self.start_sshd()
         self.add_key()
-        kind, raw = kernel.file_handle(self.facts["files"]["open_by_handle"])
-        self.facts["handle"] = [kind, raw.hex()]
+        self.find_handle()
         self.find_disk()
         self.start_screen()
-        if not succeeds(["docker", "run", "--rm", "busybox", "true"]):
-            self.impossible.add("docker")
         self.listen_as_docker()
-        # What is not installed or does not work here cannot be tried.
-        probe = "echo : | at now + 1 year 2>&1 | sed -n 's/^job \\([0-9]*\\) .*/\\1/p' | grep . | xargs atrm"
-        if not succeeds(["sh", "-c", probe]):
-            self.impossible.add("at")
-        if not succeeds(["sh", "-c", "command -v crontab && ! crontab -l 2>&1 | grep -q 'not allowed'"]):
-            self.impossible.add("cron")
-        if not os.access("/etc/cron.d", os.W_OK):
-            self.impossible.add("cron_folder")
-        if not succeeds(["systemd-run", "--user", "--wait", "true"]):
-            self.impossible.add("systemd_run")
+        self.impossible |= machine.closed_ways(self.world, self.marks["cron"])
         threading.Thread(target=self.watch_stops, daemon=True).start()
         return self.facts
 
@@ -194,20 +187,25 @@ class Outside:
             self.facts["pids"][way] = self.start(["sleep", "1000"], start_new_session=True).pid
         self.adjusted_before = {way: self.adjustment(way) for way in ADJUSTED}
         worker = self.config["worker"]
-        self.facts["pids"] |= {"daemon": self.config["daemon"], "worker": worker, "keeper": child_of(worker)}
+        self.facts["pids"] |= {"daemon": self.config["daemon"], "worker": worker, "keeper": keeper_of(worker)}
 
     def share_memory(self):
         path = "/dev/shm/hostile-" + self.marks["posix_memory"]
-        write_file(path, self.hidden["posix_memory"])
         self.facts["files"]["posix_memory"] = path
+        try:
+            write_file(path, self.hidden["posix_memory"])
+        except OSError:
+            self.impossible.add("posix_memory")
         libc = kernel.libc
         libc.shmat.restype = ctypes.c_void_p
         segment = libc.shmget(0, 4096, 0o600 | 0o1000)
+        self.facts["segment"] = segment
+        if segment == -1:
+            return self.impossible.add("sysv_memory")
         address = libc.shmat(segment, None, 0)
         ctypes.memmove(address, self.hidden["sysv_memory"].encode(), 32)
         # It ends with this process, but until then others can attach to it by its number.
         libc.shmctl(segment, 0, None)
-        self.facts["segment"] = segment
 
     def open_terminal(self):
         master, slave = pty.openpty()
@@ -225,17 +223,24 @@ class Outside:
             self.impossible.add("tmux")
 
     def start_screen(self):
-        self.facts["screen"] = "hostile-" + self.marks["screen"][:8]
-        if not succeeds(["screen", "-dmS", self.facts["screen"], "sleep", "1000"]):
+        """Its server may still be starting when the command ends, and may then fail, so it is used once from here."""
+        name = self.facts["screen"] = "hostile-" + self.marks["screen"][:8]
+        works = os.path.join(self.world, "screen-works")
+        command = ["screen", "-S", name, "-X", "screen", "sh", "-c", f"echo > {works}"]
+        is_up = succeeds(["screen", "-dmS", name, "sleep", "1000"]) and wait_until(lambda: succeeds(command))
+        if not is_up or not wait_until(lambda: os.path.exists(works)):
             self.impossible.add("screen")
 
     def listen_as_docker(self):
         """A service where Docker's would be, if there is none. Its socket is made long after the agent has started."""
         path = self.facts["docker_socket"] = "/run/docker.sock"
-        if os.path.exists(path) or not os.access("/run", os.W_OK):
-            return self.impossible.add("docker_socket")
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
+        try:
+            # Only one can have the path, and another test may have it.
+            listener.bind(path)
+        except OSError:
+            return self.impossible.add("docker_socket")
+        self.is_docker = True
         listener.listen()
         threading.Thread(target=serve, args=(listener, self.hidden["docker_socket"]), daemon=True).start()
 
@@ -295,14 +300,23 @@ class Outside:
         except OSError:
             self.impossible.add("keyring")
 
+    def find_handle(self):
+        """Some file systems have no handles, and containers may not use them."""
+        try:
+            kind, raw = kernel.file_handle(self.facts["files"]["open_by_handle"])
+            self.facts["handle"] = [kind, raw.hex()]
+            os.close(kernel.open_by_handle(os.open(self.world, os.O_RDONLY), kind, raw))
+        except OSError:
+            self.impossible.add("open_by_handle")
+
     def find_disk(self):
         disk = kernel.disk_of(self.home)
         self.facts["disk"] = disk
-        if disk is None or os.getuid() != 0:
-            return self.impossible.update({"raw_disk", "mknod"})
-        with open(f"/sys/dev/block/{disk[0]}:{disk[1]}/uevent") as file:
-            name = next(line.split("=")[1].strip() for line in file if line.startswith("DEVNAME="))
         try:
+            if disk is None or os.getuid() != 0:
+                raise OSError("it cannot be read")
+            with open(f"/sys/dev/block/{disk[0]}:{disk[1]}/uevent") as file:
+                name = next((line.split("=")[1].strip() for line in file if line.startswith("DEVNAME=")), "null")
             identity = kernel.disk_identity("/dev/" + name)
         except OSError:
             identity = None
@@ -368,9 +382,10 @@ class Outside:
             "mount": lambda: os.path.exists(os.path.join(self.world, "mounted", mark)),
             "mail_link": lambda: has_file_with(os.path.join(self.home, "agents"), mark),
             "at": lambda: mark in output("for job in $(atq | cut -f1); do at -c $job; done"),
-            "cron": lambda: mark in output("crontab -l"),
+            "cron": lambda: mark in output("flock /tmp crontab -l"),
             "cron_folder": lambda: contains("/etc/cron.d/hostile-" + mark, mark),
             "home_inotify": lambda: self.told("home_inotify") == "home_read",
+            "any_descriptor": lambda: self.hidden["any_descriptor"] in (self.told("any_descriptor") or "").split(),
         }
         if way in checks:
             return checks[way]()
@@ -391,28 +406,16 @@ class Outside:
         succeeds(["screen", "-S", self.facts["screen"], "-X", "quit"])
         if "at" not in self.impossible:
             output(f"for job in $(atq | cut -f1); do at -c $job | grep -q {self.marks['at']} && atrm $job; done")
-        if self.marks["cron"] in output("crontab -l"):
-            output(f"crontab -l | grep -v {self.marks['cron']} | crontab -")
-        if "docker_socket" not in self.impossible:
+        if "cron" not in self.impossible:
+            machine.remove_schedule(self.marks["cron"])
+        if self.is_docker:
             os.unlink(self.facts["docker_socket"])
+        if "keyring" not in self.impossible:
+            machine.fails(lambda: kernel.syscall("keyctl", 9, self.key, -4))
         left = ["/tmp/hostile-" + self.marks["shared_temporary"], "/etc/cron.d/hostile-" + self.marks["cron_folder"]]
         for path in [self.facts["files"]["posix_memory"], *left]:
             if os.path.exists(path):
                 os.unlink(path)
-
-
-def succeeds(command, env=None):
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    try:
-        return subprocess.run(command, env=env, timeout=20, **quiet).returncode == 0
-    except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
-        return False
-
-
-def output(script):
-    """What a shell prints, whether it succeeds or not."""
-    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, errors="replace", timeout=20, **quiet).stdout
 
 
 def contains(path, text):
@@ -435,26 +438,22 @@ def process_state(pid):
         return None
 
 
-def child_of(pid):
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return next((int(child) for child in file.read().split()), None)
-    except OSError:
-        return None
+def keeper_of(worker):
+    """The keeper is the child of its worker that says so."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stat_file, open(f"/proc/{name}/cmdline") as command_file:
+                parent = int(stat_file.read().rsplit(")", 1)[1].split()[1])
+                if parent == worker and "__keeper" in command_file.read().split("\0"):
+                    return int(name)
+        except OSError:
+            continue
+    return None
 
 
 def listens(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def main():

@@ -1,6 +1,6 @@
 //! The ways of the hostile agent, what came of each, and the table of all of them in `docs/security.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -75,6 +75,11 @@ impl AttackColumn {
         }
     }
 
+    /// Its place among the columns of the table.
+    fn index(self) -> usize {
+        Self::ALL.iter().position(|known| *known == self).unwrap()
+    }
+
     fn title(self) -> String {
         let user = if self.user == AttackUser::Root { "root" } else { "user" };
         format!("{}, {user}", self.setting())
@@ -129,14 +134,14 @@ impl fmt::Display for AttackOutcome {
 /// Compares one column with the page. With `QD_UPDATE=1` it is written there instead. What cannot be tried on this machine
 /// is compared with nothing, because another machine may have been able to.
 pub(crate) fn compare_with_page(column: AttackColumn, outcomes: &BTreeMap<&str, AttackOutcome>) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/security.md");
+    let path = page_path();
     // Columns are written by several processes.
     let lock = File::open(&path).unwrap();
     lock.lock().unwrap();
     let page = fs::read_to_string(&path).unwrap();
     let (before, rest) = page.split_once(TABLE_BEGINS).expect("the page has the table");
     let (table, after) = rest.split_once(TABLE_ENDS).expect("the table has an end");
-    let index = AttackColumn::ALL.iter().position(|known| *known == column).unwrap();
+    let index = column.index();
     let shown = read_cells(table);
     if std::env::var_os("QD_UPDATE").is_some() {
         let table = render_table(&shown, index, outcomes);
@@ -153,6 +158,19 @@ pub(crate) fn compare_with_page(column: AttackColumn, outcomes: &BTreeMap<&str, 
             column.title()
         );
     }
+}
+
+/// The ways that the page calls possible for a column.
+pub(crate) fn ways_possible_before(column: AttackColumn) -> BTreeSet<String> {
+    let page = fs::read_to_string(page_path()).unwrap();
+    let table = page.split_once(TABLE_BEGINS).and_then(|(_, rest)| rest.split_once(TABLE_ENDS));
+    let cells = table.map(|(table, _)| read_cells(table)).unwrap_or_default();
+    let possible = AttackOutcome::Possible.to_string();
+    cells.into_iter().filter(|(_, cells)| cells[column.index()] == possible).map(|(way, _)| way).collect()
+}
+
+fn page_path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/security.md")
 }
 
 /// The cells of each way.

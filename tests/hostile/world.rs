@@ -18,7 +18,7 @@ use super::table::AttackUser;
 use super::{ATTACK_LIMIT, ROOT_SECRET};
 
 /// The programs of both sides.
-const SCRIPTS: [(&str, &str); 8] = [
+const SCRIPTS: [(&str, &str); 9] = [
     ("attack_daemon.py", include_str!("attack_daemon.py")),
     ("attack_files.py", include_str!("attack_files.py")),
     ("attack_processes.py", include_str!("attack_processes.py")),
@@ -26,6 +26,7 @@ const SCRIPTS: [(&str, &str); 8] = [
     ("attack_tools.py", include_str!("attack_tools.py")),
     ("attacker.py", include_str!("attacker.py")),
     ("kernel.py", include_str!("kernel.py")),
+    ("machine.py", include_str!("machine.py")),
     ("outside.py", include_str!("outside.py")),
 ];
 

@@ -174,7 +174,7 @@ mod tests {
 
     fn support(strongest: Level, network_off: bool) -> SandboxSupport {
         let missing = (strongest < Level::Workspace).then(|| "no user namespaces".to_owned());
-        SandboxSupport { strongest, network_off, missing }
+        SandboxSupport { strongest, network_off, missing, ..SandboxSupport::default() }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub fn probe_sandbox_support() -> SandboxSupport {
             strongest: maximum,
             network_off: support.network_off && maximum > SandboxLevel::Off,
             missing: Some("QD_SANDBOX_MAX allows no more".to_owned()),
+            ..support
         },
         _ => support,
     }

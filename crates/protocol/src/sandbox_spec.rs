@@ -23,6 +23,9 @@ pub struct SandboxSupport {
     /// Whether an agent can be cut off from the network.
     #[serde(default)]
     pub network_off: bool,
+    /// Whether an agent with network still reaches abstract sockets outside, because the kernel cannot close them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves_abstract_sockets: bool,
     /// What keeps the machine from giving more, and how to change that. Absent if it gives everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,

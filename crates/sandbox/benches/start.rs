@@ -48,11 +48,15 @@ fn main() {
     println!("{:<24}{:>10}{:>10}{:>14}", "", "p50 ms", "p95 ms", "p50 added ms");
     let plain = times(0);
     println!("{:<24}{:>10.2}{:>10.2}", "plain", at(&plain, 0.5), at(&plain, 0.95));
+    let mut missed = Vec::new();
     for (column, (level, limit)) in LEVELS.into_iter().enumerate() {
         let times = times(column + 1);
         let added = at(&times, 0.5) - at(&plain, 0.5);
         let name = format!("{level:?}").to_lowercase();
         println!("{name:<24}{:>10.2}{:>10.2}{added:>14.2}", at(&times, 0.5), at(&times, 0.95));
-        assert!(added <= limit, "{name} costs {added:.2} ms; the limit is {limit} ms");
+        if added > limit {
+            missed.push(format!("{name} costs {added:.2} ms; the limit is {limit} ms"));
+        }
     }
+    assert!(missed.is_empty(), "{}", missed.join("; "));
 }

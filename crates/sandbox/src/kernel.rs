@@ -196,6 +196,15 @@ pub(crate) fn set_mount_read_only(
     .map(drop)
 }
 
+/// Whether the kernel can keep a process from abstract sockets outside.
+pub(crate) fn has_scopes() -> bool {
+    const VERSION: u64 = 1;
+    let nothing: *const libc::c_void = std::ptr::null();
+    // SAFETY: with this flag the kernel reads no attributes.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0_usize, VERSION) };
+    version >= SCOPES_SINCE
+}
+
 /// Keeps this process, and all that it starts, from signalling processes outside and from connecting to their abstract
 /// sockets. Returns false if the kernel has no such scopes. No program gains rights by being started from now on.
 pub(crate) fn restrict_scope() -> io::Result<bool> {
@@ -206,11 +215,7 @@ pub(crate) fn restrict_scope() -> io::Result<bool> {
         handled_access_net: u64,
         scoped: u64,
     }
-    const VERSION: u64 = 1;
-    let nothing: *const RulesetAttributes = std::ptr::null();
-    // SAFETY: with this flag the kernel reads no attributes.
-    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0_usize, VERSION) };
-    if version < SCOPES_SINCE {
+    if !has_scopes() {
         return Ok(false);
     }
     let attributes = RulesetAttributes { handled_access_fs: 0, handled_access_net: 0, scoped: ALL_SCOPES };

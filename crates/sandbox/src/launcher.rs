@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use qd_protocol::sandbox::{NetworkSetting, SandboxLevel};
 use rustix::net::RecvFlags;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, setpgid, waitpid,
+    Pid, PidfdFlags, Signal, WaitOptions, geteuid, pidfd_open, pidfd_send_signal, setpgid, waitpid,
 };
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use rustix::thread::{
@@ -48,6 +49,9 @@ pub struct Sandbox {
     namespaces: ThreadNameSpaceType,
     level: SandboxLevel,
     model_listener: Option<OwnedFd>,
+    /// The mounts that the init has made, if it has moved to a copy of them. Without this, the init would have to wait
+    /// until the kernel has ended them, which takes longer than the rest of its work.
+    _first_mounts: Option<File>,
 }
 
 /// A program to start in a sandbox.
@@ -86,11 +90,21 @@ impl Sandbox {
         drop(theirs);
         let init = process(pid).map_err(internal)?;
         let started = pidfd_open(init, PidfdFlags::empty()).map_err(|error| internal(error.into()));
+        // The init does nothing before it is told that its users exist.
+        let first_mounts =
+            geteuid().is_root().then(|| File::open(format!("/proc/{pid}/ns/mnt")).ok()).flatten();
         let started = started.and_then(|pidfd| {
             write_id_maps(pid).map_err(|error| SandboxError::user_namespace(&error))?;
             (&ours).write_all(&[USERS_EXIST]).map_err(internal)?;
             let model_listener = send_plan(&ours, plan)?;
-            Ok(Self { init, pidfd, namespaces, level: plan.level, model_listener })
+            Ok(Self {
+                init,
+                pidfd,
+                namespaces,
+                level: plan.level,
+                model_listener,
+                _first_mounts: first_mounts,
+            })
         });
         started.inspect_err(|_| {
             // It may have exited by itself. It cannot be anybody else: it is our child, and not reaped yet.

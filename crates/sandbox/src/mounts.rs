@@ -10,10 +10,10 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use qd_protocol::sandbox::SandboxLevel;
-use rustix::fs::CWD;
+use rustix::fs::{CWD, FileType, fstat};
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount,
-    open_tree,
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_bind,
+    mount_bind_recursive, mount_change, move_mount, open_tree,
 };
 
 use crate::kernel::{MountScope, set_mount_read_only};
@@ -63,11 +63,23 @@ enum MountStep {
     /// An empty directory that gets copies of files, so that they belong to the user, and that nobody can write.
     CopiedDirectory(Vec<(PathBuf, Vec<u8>)>),
     /// What was there before the sandbox.
-    Keep { tree: OwnedFd, is_directory: bool, read_only: bool },
+    Keep { tree: OwnedFd, is_directory: bool, access: KeptAccess },
+    /// What is there, but nobody can write it. Nothing above it is hidden.
+    Protect,
     /// An empty file.
-    HideFile { null: OwnedFd },
+    HideFile,
     /// A symbolic link in a hidden or private directory.
     Link { target: PathBuf },
+}
+
+/// Who can write what is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KeptAccess {
+    /// Whoever could before.
+    AsBefore,
+    /// The agent can, although everything else is read-only.
+    Writable,
+    ReadOnly,
 }
 
 /// Changes this process's own view of the files to that of the plan. The process must be in a new mount namespace and a
@@ -89,8 +101,7 @@ pub(crate) fn mount_all(plan: &SandboxPlan) -> Result<(), MountError> {
     mount_proc()?;
     if rustix::process::geteuid().is_root() {
         for path in KERNEL_SETTINGS.map(Path::new).into_iter().filter(|path| path.exists()) {
-            let kept = open_mount(path).and_then(|tree| keep(path, &tree, true));
-            kept.map_err(|source| failed(path, source))?;
+            protect(path).map_err(|source| failed(path, source))?;
         }
     }
     Ok(())
@@ -133,20 +144,20 @@ impl MountSteps {
         steps.keep_services(is_workspace);
         steps.add_directory(&plan.home, MountStep::HideDirectory);
         for path in &plan.hidden_files {
-            steps.hide_file(path)?;
+            steps.add(path, MountStep::HideFile);
         }
         for path in &plan.credentials {
             match path.is_dir() {
                 true => steps.add_directory(path, MountStep::HideDirectory),
-                false => steps.hide_file(path)?,
+                false => steps.add(path, MountStep::HideFile),
             }
         }
         if rustix::process::geteuid().is_root() {
-            for path in RAW_MEMORY.into_iter().map(PathBuf::from).chain(block_devices()) {
-                steps.hide_file(&path)?;
-            }
-            for path in SCHEDULES.map(Path::new) {
-                steps.keep(path, true)?;
+            RAW_MEMORY.map(Path::new).into_iter().for_each(|path| steps.add(path, MountStep::HideFile));
+            steps.0.extend(block_devices().into_iter().map(|path| (path, MountStep::HideFile)));
+            // At `workspace` they are read-only like everything else.
+            for path in SCHEDULES.map(Path::new).into_iter().filter(|_| !is_workspace) {
+                steps.add(path, MountStep::Protect);
             }
         } else {
             steps.copy_ssh_configuration();
@@ -155,7 +166,7 @@ impl MountSteps {
             // What has an extension is a file, and its program knows what to write to it.
             let directories = plan.writable.iter().filter(|path| path.extension().is_none());
             directories.for_each(|path| drop(fs::create_dir_all(path)));
-            steps.keep(Path::new("/dev"), false)?;
+            steps.keep(Path::new("/dev"), KeptAccess::Writable)?;
         }
         steps.keep_all(plan)?;
         if is_workspace {
@@ -171,33 +182,39 @@ impl MountSteps {
         let is_workspace = plan.level == SandboxLevel::Workspace;
         let home = fs::canonicalize(&plan.home).ok();
         let hidden: Vec<PathBuf> = self.0.keys().cloned().collect();
-        let writable = plan.writable.iter().map(|path| (path, false));
-        for (named, read_only) in writable.chain(plan.readable.iter().map(|path| (path, true))) {
+        let own = if is_workspace { KeptAccess::Writable } else { KeptAccess::AsBefore };
+        let writable = plan.writable.iter().map(|path| (path, own));
+        let readable = plan.readable.iter().map(|path| (path, KeptAccess::ReadOnly));
+        for (named, access) in writable.chain(readable) {
             let Ok(path) = fs::canonicalize(named) else { continue };
             let is_hidden = hidden.iter().any(|hidden| path.starts_with(hidden));
             let is_home = Some(&path) == home.as_ref();
             if !is_home && (is_workspace || is_hidden) && !leads_into_hidden(plan, named, &path) {
-                self.keep(&path, read_only)?;
+                self.keep(&path, access)?;
             }
         }
         Ok(())
     }
 
     /// Keeps what the directory of services has now, unless something else becomes of it.
-    fn keep_services(&mut self, read_only: bool) {
-        let services = Path::new(SERVICE_DIRECTORY);
-        let Ok(entries) = fs::read_dir(services) else { return };
-        self.add_directory(services, MountStep::PrivateDirectory);
+    fn keep_services(&mut self, is_workspace: bool) {
+        let Ok(services) = fs::canonicalize(SERVICE_DIRECTORY) else { return };
+        let Ok(entries) = fs::read_dir(&services) else { return };
+        let access = if is_workspace { KeptAccess::ReadOnly } else { KeptAccess::AsBefore };
+        self.0.insert(services, MountStep::PrivateDirectory);
         for entry in entries.flatten() {
             let path = entry.path();
             if self.0.contains_key(&path) {
                 continue;
             }
-            match fs::read_link(&path) {
-                Ok(target) => drop(self.0.insert(path, MountStep::Link { target })),
-                // What cannot be opened is of no use inside.
-                Err(_) => drop(self.keep(&path, read_only)),
-            }
+            let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+            let target = is_link.then(|| fs::read_link(&path).ok()).flatten();
+            // What cannot be opened is of no use inside.
+            let step = match target {
+                Some(target) => Ok(MountStep::Link { target }),
+                None => keep_step(&path, access),
+            };
+            self.0.extend(step.ok().map(|step| (path, step)));
         }
     }
 
@@ -220,19 +237,18 @@ impl MountSteps {
         }
     }
 
-    /// Keeps a path as it is, if it exists.
-    fn keep(&mut self, path: &Path, read_only: bool) -> Result<(), MountError> {
-        let Ok(path) = fs::canonicalize(path) else { return Ok(()) };
-        let tree = open_mount(&path).map_err(|source| failed(&path, source))?;
-        let is_directory = path.is_dir();
-        self.0.insert(path, MountStep::Keep { tree, is_directory, read_only });
-        Ok(())
+    /// Adds a step for what the path names, if it exists.
+    fn add(&mut self, path: &Path, step: MountStep) {
+        if let Ok(path) = fs::canonicalize(path) {
+            self.0.insert(path, step);
+        }
     }
 
-    fn hide_file(&mut self, path: &Path) -> Result<(), MountError> {
+    /// Keeps a path, if it exists.
+    fn keep(&mut self, path: &Path, access: KeptAccess) -> Result<(), MountError> {
         let Ok(path) = fs::canonicalize(path) else { return Ok(()) };
-        let null = open_mount(Path::new("/dev/null")).map_err(|source| failed(&path, source))?;
-        self.0.insert(path, MountStep::HideFile { null });
+        let step = keep_step(&path, access).map_err(|source| failed(&path, source))?;
+        self.0.insert(path, step);
         Ok(())
     }
 
@@ -243,11 +259,11 @@ impl MountSteps {
         if !fs::symlink_metadata(&repository).is_ok_and(|metadata| metadata.is_dir()) {
             return Ok(());
         }
-        self.keep(&repository, false)?;
+        self.keep(&repository, KeptAccess::Writable)?;
         let hooks = repository.join("hooks");
         let _exists = fs::create_dir(&hooks);
-        self.keep(&hooks, true)?;
-        self.keep(&repository.join("config"), true)
+        self.keep(&hooks, KeptAccess::ReadOnly)?;
+        self.keep(&repository.join("config"), KeptAccess::ReadOnly)
     }
 
     /// Without this, ssh refuses to start for an ordinary user.
@@ -265,6 +281,7 @@ impl MountSteps {
 
     fn apply(self) -> Result<(), MountError> {
         let mut finally_read_only = Vec::new();
+        let mut private: Vec<PathBuf> = Vec::new();
         for (path, step) in self.0 {
             let applied = match step {
                 MountStep::HideDirectory => {
@@ -277,20 +294,24 @@ impl MountSteps {
                         _ if is_shared_directory(&path) => c"mode=1777",
                         _ => c"mode=0700",
                     };
-                    mount_empty(&path, mode)
+                    let is_in_private = private.iter().any(|above| path.starts_with(above));
+                    private.push(path.clone());
+                    match is_in_private && !path.exists() {
+                        // What it is in is empty already, and costs no further mount.
+                        true => fs::DirBuilder::new().mode(0o700).recursive(true).create(&path),
+                        false => mount_empty(&path, mode),
+                    }
                 }
                 MountStep::CopiedDirectory(files) => {
                     finally_read_only.push(path.clone());
                     mount_empty(&path, c"mode=0755")
                         .and_then(|()| files.iter().try_for_each(|(path, content)| fs::write(path, content)))
                 }
-                MountStep::Keep { tree, is_directory, read_only } => {
-                    create_mount_point(&path, is_directory).and_then(|()| keep(&path, &tree, read_only))
-                }
+                MountStep::Keep { tree, is_directory, access } => set_access(&tree, access)
+                    .and_then(|()| at_mount_point(&path, is_directory, || attach(&tree, &path))),
                 MountStep::Link { target } => std::os::unix::fs::symlink(target, &path),
-                MountStep::HideFile { null } => {
-                    create_mount_point(&path, false).and_then(|()| move_to(&null, &path))
-                }
+                MountStep::Protect => protect(&path),
+                MountStep::HideFile => at_mount_point(&path, false, || Ok(mount_bind("/dev/null", &path)?)),
             };
             applied.map_err(|source| failed(&path, source))?;
         }
@@ -329,38 +350,67 @@ fn open_mount(path: &Path) -> io::Result<OwnedFd> {
     Ok(open_tree(CWD, path, flags)?)
 }
 
-fn keep(path: &Path, tree: &OwnedFd, read_only: bool) -> io::Result<()> {
-    let nothing = Path::new("");
-    let all = set_mount_read_only(tree.as_fd(), nothing, read_only, MountScope::WithAllBelow);
-    // A mount below that is read-only outside cannot be made writable, and need not be.
-    if all.is_err() && !read_only {
-        let _stays_read_only = set_mount_read_only(tree.as_fd(), nothing, false, MountScope::One);
-    } else {
-        all?;
-    }
-    move_to(tree, path)
+/// The step that keeps an existing path. What it names now counts, whatever becomes of it meanwhile.
+fn keep_step(path: &Path, access: KeptAccess) -> io::Result<MountStep> {
+    let tree = open_mount(path)?;
+    let is_directory = FileType::from_raw_mode(fstat(&tree)?.st_mode).is_dir();
+    Ok(MountStep::Keep { tree, is_directory, access })
 }
 
-fn move_to(tree: &OwnedFd, path: &Path) -> io::Result<()> {
+/// Decides who can write what is kept.
+fn set_access(tree: &OwnedFd, access: KeptAccess) -> io::Result<()> {
+    let nothing = Path::new("");
+    let set_all = |read_only| set_mount_read_only(tree.as_fd(), nothing, read_only, MountScope::WithAllBelow);
+    match access {
+        KeptAccess::AsBefore => Ok(()),
+        KeptAccess::ReadOnly => set_all(true),
+        // A mount below that is read-only outside cannot be made writable, and need not be.
+        KeptAccess::Writable => set_all(false).or_else(|_| {
+            let _stays_read_only = set_mount_read_only(tree.as_fd(), nothing, false, MountScope::One);
+            Ok(())
+        }),
+    }
+}
+
+fn attach(tree: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(move_mount(tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-fn mount_empty(path: &Path, mode: &std::ffi::CStr) -> io::Result<()> {
-    create_mount_point(path, true)?;
-    Ok(mount("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, mode)?)
+/// Makes a path read-only where it is. If it is gone meanwhile, there is nothing to protect.
+fn protect(path: &Path) -> io::Result<()> {
+    let set_read_only = || set_mount_read_only(CWD, path, true, MountScope::WithAllBelow);
+    // Only what is a mount can be read-only by itself.
+    let protected = set_read_only().or_else(|_| {
+        mount_bind_recursive(path, path)?;
+        set_read_only()
+    });
+    protected.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Makes something to mount on, if a directory above was hidden.
-fn create_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
-    if path.exists() {
-        return Ok(());
+fn mount_empty(path: &Path, mode: &std::ffi::CStr) -> io::Result<()> {
+    at_mount_point(path, true, || {
+        Ok(mount("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, mode)?)
+    })
+}
+
+/// Mounts something at a path. If a directory above was hidden, there is nothing to mount on yet, and it is made.
+fn at_mount_point(
+    path: &Path,
+    is_directory: bool,
+    mount_there: impl Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    match mount_there() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        mounted => return mounted,
     }
     match path.parent() {
         Some(parent) if !is_directory => {
-            fs::create_dir_all(parent).and_then(|()| File::create(path).map(drop))
+            fs::create_dir_all(parent)?;
+            File::create(path)?;
         }
-        _ => fs::create_dir_all(path),
+        _ => fs::create_dir_all(path)?,
     }
+    mount_there()
 }
 
 fn failed(path: &Path, source: impl Into<io::Error>) -> MountError {

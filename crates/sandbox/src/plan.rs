@@ -90,7 +90,11 @@ impl SandboxPlan {
             readable,
             links,
             private_directories,
-            hidden_files: SERVICE_SOCKETS.map(PathBuf::from).to_vec(),
+            hidden_files: SERVICE_SOCKETS
+                .map(PathBuf::from)
+                .into_iter()
+                .chain(named_sockets(&variable))
+                .collect(),
             credentials,
         }
     }
@@ -113,6 +117,16 @@ fn session_socket_directories(variable: &impl Fn(&str) -> Option<String>) -> Vec
     directories.extend(variable("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_for_sockets));
     directories.extend(SERVICE_SOCKET_DIRECTORIES.map(PathBuf::from));
     directories
+}
+
+/// Sockets of such programs that variables name, wherever they are.
+fn named_sockets(variable: &impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    let bus = variable("DBUS_SESSION_BUS_ADDRESS").unwrap_or_default();
+    let bus_path = |address: &str| Some(address.strip_prefix("unix:path=")?.split(',').next()?.to_owned());
+    let docker = variable("DOCKER_HOST").and_then(|host| Some(host.strip_prefix("unix://")?.to_owned()));
+    let tmux = variable("TMUX").and_then(|terminal| Some(terminal.split(',').next()?.to_owned()));
+    let named = bus.split(';').filter_map(bus_path).chain(docker).chain(tmux);
+    named.map(PathBuf::from).filter(|path| path.is_absolute()).collect()
 }
 
 /// The programs that hold the user's keys, with which git and ssh work. They start nothing, and at `deck` the keys
@@ -167,6 +181,22 @@ mod tests {
         assert_eq!(plan.links, [("/q/qd.sock".into(), "/q/tools/s/qd.sock".into())]);
         assert!(plan.private_directories.contains(&"/run/mine".into()));
         assert!(plan.credentials.is_empty() && !plan.private_directories.contains(&"/tmp".into()));
+    }
+
+    #[test]
+    fn a_socket_that_a_variable_names_is_hidden_wherever_it_is() {
+        let variable = |name: &str| match name {
+            "DBUS_SESSION_BUS_ADDRESS" => {
+                Some("unix:abstract=/tmp/x,guid=1;unix:path=/tmp/bus,guid=2".to_owned())
+            }
+            "DOCKER_HOST" => Some("unix:///home/u/docker.sock".to_owned()),
+            "TMUX" => Some("/scratch/tmux.sock,12,0".to_owned()),
+            _ => None,
+        };
+        let plan = SandboxPlan::new(&spec(), SandboxLevel::Deck, Path::new("/w"), variable);
+        for socket in ["/tmp/bus", "/home/u/docker.sock", "/scratch/tmux.sock"] {
+            assert!(plan.hidden_files.contains(&socket.into()), "{socket}");
+        }
     }
 
     #[test]

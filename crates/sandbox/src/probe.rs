@@ -12,6 +12,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::error::SandboxError;
 use crate::init::SANDBOX_COMMAND;
+use crate::kernel;
 use crate::launcher::{ConfinedProgram, Sandbox};
 use crate::plan::SandboxPlan;
 
@@ -46,6 +47,7 @@ pub(crate) fn main() -> ExitCode {
         }
     }
     if support.strongest > SandboxLevel::Off {
+        support.leaves_abstract_sockets = !kernel::has_scopes();
         let without_network = start_true(SandboxLevel::Deck, NetworkSetting::Off);
         support.network_off = without_network.is_ok();
         support.missing = support.missing.or(without_network.err().map(|error| error.to_string()));

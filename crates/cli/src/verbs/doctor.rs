@@ -178,7 +178,7 @@ fn check_sandbox(support: &SandboxSupport) -> Vec<DoctorFinding> {
         true => ok_finding("sandbox", format!("{name:<13} {what}")),
         false => finding(DoctorLevel::Warn, "sandbox", format!("{name:<13} not available here"), missing),
     };
-    vec![
+    let mut findings = vec![
         line(
             support.strongest >= SandboxLevel::Deck,
             "deck",
@@ -190,7 +190,13 @@ fn check_sandbox(support: &SandboxSupport) -> Vec<DoctorFinding> {
             "agents write only to their project and read no credentials",
         ),
         line(support.network_off, "network off", "agents reach no network"),
-    ]
+    ];
+    if support.leaves_abstract_sockets {
+        let message = "agents with network reach abstract sockets of other programs".to_owned();
+        let advice = "a kernel with Landlock closes them, from Linux 6.12 on; so does network=off";
+        findings.push(finding(DoctorLevel::Warn, "sandbox", message, advice));
+    }
+    findings
 }
 
 async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
@@ -401,7 +407,7 @@ mod tests {
     fn each_level_that_the_machine_lacks_is_a_warning_with_the_reason() {
         let levels = |strongest, network_off| {
             let missing = Some("user namespaces are off".to_owned());
-            check_sandbox(&SandboxSupport { strongest, network_off, missing })
+            check_sandbox(&SandboxSupport { strongest, network_off, missing, ..SandboxSupport::default() })
         };
         let warned = |findings: &[DoctorFinding]| {
             findings.iter().map(|finding| finding.level == DoctorLevel::Warn).collect::<Vec<_>>()
@@ -410,6 +416,19 @@ mod tests {
         assert_eq!(warned(&levels(SandboxLevel::Deck, true)), [false, true, false]);
         assert_eq!(warned(&levels(SandboxLevel::Workspace, true)), [false, false, false]);
         assert_eq!(levels(SandboxLevel::Off, false)[0].advice.as_deref(), Some("user namespaces are off"));
+    }
+
+    #[test]
+    fn abstract_sockets_that_the_kernel_leaves_open_are_a_warning() {
+        let support = SandboxSupport {
+            strongest: SandboxLevel::Workspace,
+            network_off: true,
+            leaves_abstract_sockets: true,
+            missing: None,
+        };
+        let last = check_sandbox(&support).pop().unwrap();
+        assert_eq!(last.level, DoctorLevel::Warn);
+        assert!(last.advice.unwrap().contains("6.12"));
     }
 
     #[test]

@@ -48,14 +48,6 @@ pub(crate) fn on_each_user(level: SandboxLevel, test: impl Fn(&Fixture)) {
     }
 }
 
-/// Whether the kernel can keep processes from abstract sockets outside: since 6.12.
-pub(crate) fn has_scopes() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or_default());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(12))
-        && fs::read_to_string("/sys/kernel/security/lsm").map_or(true, |modules| modules.contains("landlock"))
-}
-
 impl Fixture {
     fn new(user: TestUser, level: SandboxLevel) -> Self {
         let folder = tempfile::Builder::new().prefix("qdsb").tempdir_in("/var/tmp").unwrap();
@@ -145,7 +137,7 @@ impl Fixture {
         command
     }
 
-    fn probe(&self) -> SandboxSupport {
+    pub(crate) fn probe(&self) -> SandboxSupport {
         let output = self.command().args([qd_sandbox::SANDBOX_COMMAND, "probe"]).output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap()
     }
