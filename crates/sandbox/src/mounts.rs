@@ -31,6 +31,8 @@ const SSH_CONFIGURATION: &str = "/etc/ssh/ssh_config.d";
 /// Where services have their sockets. What appears here after the start of a sandbox is not seen inside: a socket through
 /// which programs are started could be among it, such as that of Docker after an update.
 const SERVICE_DIRECTORY: &str = "/run";
+/// How often something is mounted on a path that was missing or is being replaced.
+const MOUNT_ATTEMPTS: u32 = 10;
 /// What cron and at run by themselves. Ordinary users need the help of programs that gain rights, which do not work inside.
 const SCHEDULES: [&str; 9] = [
     "/etc/anacrontab",
@@ -393,26 +395,65 @@ fn mount_empty(path: &Path, mode: &std::ffi::CStr) -> io::Result<()> {
     })
 }
 
-/// Mounts something at a path. If a directory above was hidden, there is nothing to mount on yet, and it is made.
+/// Mounts something at a path. If a directory above was hidden, there is nothing to mount on yet, and it is made. A file
+/// that a program replaces at this moment is missing in the same way, so what exists is never changed.
 fn at_mount_point(
     path: &Path,
     is_directory: bool,
     mount_there: impl Fn() -> io::Result<()>,
 ) -> io::Result<()> {
-    match mount_there() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        mounted => return mounted,
-    }
-    match path.parent() {
-        Some(parent) if !is_directory => {
-            fs::create_dir_all(parent)?;
-            File::create(path)?;
+    for _ in 0..MOUNT_ATTEMPTS {
+        match mount_there() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            mounted => return mounted,
         }
-        _ => fs::create_dir_all(path)?,
+        match path.parent() {
+            Some(parent) if !is_directory => {
+                fs::create_dir_all(parent)?;
+                match File::create_new(path) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    created => drop(created?),
+                }
+            }
+            _ => fs::create_dir_all(path)?,
+        }
     }
     mount_there()
 }
 
 fn failed(path: &Path, source: impl Into<io::Error>) -> MountError {
     MountError { path: path.to_owned(), source: source.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_replaced_while_something_is_mounted_on_it_keeps_its_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config");
+        fs::write(&file, "[user]").unwrap();
+        let attempts = Cell::new(0);
+        let mount_there = || {
+            attempts.set(attempts.get() + 1);
+            if attempts.get() < 3 { Err(io::ErrorKind::NotFound.into()) } else { Ok(()) }
+        };
+        at_mount_point(&file, false, mount_there).unwrap();
+        assert_eq!(attempts.get(), 3);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "[user]");
+    }
+
+    #[test]
+    fn a_mount_point_that_is_missing_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hidden/config");
+        let mount_there = || fs::symlink_metadata(&file).map(drop);
+        at_mount_point(&file, false, mount_there).unwrap();
+        assert!(file.is_file());
+        let nobody = || Err(io::ErrorKind::NotFound.into());
+        assert!(at_mount_point(&file, false, nobody).is_err(), "it is not tried for ever");
+    }
 }
